@@ -81,11 +81,11 @@ NAME = 2  # c id >= 1, a key (0 none; a pointer of the process), payload UTF-8
 BUFFER = 3  # a time, c tag of the writer's choice, d and e of its choice, payload opaque
 
 # Cells of 32 bytes. Ids are NAME ids of the same segment, 0 = none; steps and bytes -1 = none.
-SPAN = 16  # a start, b end (0 = open), c name, d request, e kind
+SPAN = 16  # a start (0 = never entered), b end (0 = open), c request, d kind (0 = host), e name
 MORE = 17  # of the cell before: a step, b bytes, c path, d NVTX domain, e task
 END = 18  # closes a span whose block is unmapped: a end, b file offset of its SPAN or STEP cell, d tid, e n
-MARK = 19  # a time, c name, d request
-NUMBER = 20  # of the SPAN, MARK before: b value (int64, with FLAG_FLOAT float64), c name
+MARK = 19  # a time, c request, e name
+NUMBER = 20  # of the SPAN, MARK before: b value (int64, with FLAG_FLOAT float64), e name
 REQUEST = 21  # a time, b count, c one of REQUEST_EVENTS, d request
 STEP = 22  # a start, b end (0 = open), c one of STEP_MODES, d number of STEP_REQUEST cells
 STEP_REQUEST = 23  # a tokens (-1 unknown), c one of PHASES, d request
