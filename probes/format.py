@@ -83,7 +83,7 @@ BUFFER = 3  # a time, c tag of the writer's choice, d and e of its choice, paylo
 # Cells of 32 bytes. Ids are NAME ids of the same segment, 0 = none; steps and bytes -1 = none.
 SPAN = 16  # a start (0 = never entered), b end (0 = open), c request, d kind (0 = host), e name
 MORE = 17  # of the cell before: a step, b bytes, c path, d NVTX domain, e task
-END = 18  # closes a span whose block is unmapped: a end, b file offset of its SPAN or STEP cell, d tid, e n
+END = 18  # closes what lies in an unmapped block: a end, b file offset of its cell, d tid, e n
 MARK = 19  # a time, c request, e name
 NUMBER = 20  # of the SPAN, MARK before: b value (int64, with FLAG_FLOAT float64), e name
 REQUEST = 21  # a time, b count, c one of REQUEST_EVENTS, d request
@@ -95,6 +95,7 @@ SAMPLE = 26  # a time, b float64 value, c metric, d pid or device (ALL = none), 
 ANCHOR = 27  # a monotonic, b UTC, c width ns
 INFO = 28  # a time, b number, c key, d value (name; 0 = only the number b), e pid (0 = own)
 GAP = 29  # a start, b end (0 = open), c reason (name): nothing recorded by intent (paused, displaced)
+THREAD = 30  # a time, b tid, c thread name: from here on the segment is written by this thread
 
 TYPE_NAMES = {
     PENDING: "pending",
@@ -114,6 +115,7 @@ TYPE_NAMES = {
     ANCHOR: "anchor",
     INFO: "info",
     GAP: "gap",
+    THREAD: "thread",
 }
 
 FLAG_MORE = 1  # SPAN, STEP: a MORE cell follows
@@ -165,5 +167,5 @@ def payload_cells(length: int) -> int:
 
 
 def segment_name(pid: int, start: int, tid: int, sequence: int) -> str:
-    """The file name of a segment; ``sequence`` counts up where a name is taken (exec keeps both ids)."""
+    """The file name of a segment; ``sequence`` is the first free one (exec keeps the other three)."""
     return "%d-%d-%d-%d%s" % (pid, start, tid, sequence, SEGMENT_SUFFIX)

@@ -1,0 +1,38 @@
+"""Probes: what runs inside the traced process.
+
+``from rca_llm import probe, span, record, request, step`` come from here. In a trace the bootstrap
+has loaded this folder as ``_rca_llm_probes`` before the program began; this module then hands on
+that one, because a process must not hold two recorders. Standard library only, Python >= 3.7.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_loaded = sys.modules.get("_rca_llm_probes")
+
+if _loaded is None or __name__ == "_rca_llm_probes":
+    from . import recorder
+    from .decorate import probe
+    from .scope import request, step
+    from .span import off_record, off_span, record, span
+
+    if __name__ != "_rca_llm_probes":
+        # Not started by the bootstrap: no trace, and no later start either.
+        record, span = off_record, off_span
+else:
+    probe, request, step = _loaded.probe, _loaded.request, _loaded.step
+    record, span = _loaded.record, _loaded.span
+
+__all__ = ["probe", "record", "request", "span", "step"]
+
+
+def start(run: str) -> None:
+    """Begin recording into the run directory ``run``; called once, by the bootstrap."""
+    if recorder.start(run):
+        import atexit
+
+        from . import garbage
+
+        garbage.watch()
+        atexit.register(recorder.close)

@@ -1,0 +1,1 @@
+"""What is wrapped in inference engines and libraries, one file each."""

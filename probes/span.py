@@ -1,0 +1,292 @@
+"""Spans and marks: ``with span("x"):`` and ``record("x")``.
+
+Outside a trace both do nothing, at the price of a call. In a trace they write SPAN and MARK cells
+of ``format.py`` through this thread's recorder. Nothing here raises or prints. Standard library
+only, Python >= 3.7.
+"""
+
+from __future__ import annotations
+
+from _contextvars import ContextVar
+from struct import pack, unpack
+from time import perf_counter_ns
+
+from . import format as layout
+from . import ranges
+from .recorder import FAULTS, WORDS_A_CELL, current, local, put
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .recorder import Recorder
+
+RICH = layout.FLAG_MORE << layout.FLAG_SHIFT + 32
+SUSPENDED = layout.FLAG_ASYNC << layout.FLAG_SHIFT + 32
+FAILED = layout.FLAG_ERROR << layout.FLAG_SHIFT + 32
+
+request_id: ContextVar[str | None] = ContextVar("rca_llm_request", default=None)
+# Whether any request scope was ever entered here: spares spans a look at the context.
+scoped = False
+
+
+class Off:
+    """A span that records nothing."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Off:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass
+
+
+class Span(Off):
+    """A span whose cell is reserved at word ``at``: entering stores the start, leaving the end."""
+
+    __slots__ = ("at", "words")
+
+    words: memoryview[int]
+    at: int
+
+    def __enter__(self) -> Span:
+        self.words[self.at] = perf_counter_ns()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.words[self.at + 1] = perf_counter_ns()
+            if kind is not None:
+                self.words[self.at + 3] |= FAILED
+        except ValueError:
+            pass  # a forked child leaves a span of its parent: the cell is the parent's
+
+
+class RangeSpan(Span):
+    """A span that is an NVTX range too."""
+
+    __slots__ = ("attributes",)
+
+    attributes: object
+
+    def __enter__(self) -> RangeSpan:
+        ranges.push(self.attributes)
+        self.words[self.at] = perf_counter_ns()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        Span.__exit__(self, kind, error, traceback)
+        ranges.pop()
+
+
+class LongSpan(RangeSpan):
+    """A span that may overlap others of its thread; NVTX knows such as start and end ranges."""
+
+    __slots__ = ("range_id",)
+
+    range_id: object
+
+    def __enter__(self) -> LongSpan:
+        self.range_id = ranges.start(self.attributes)
+        self.words[self.at] = perf_counter_ns()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        Span.__exit__(self, kind, error, traceback)
+        ranges.end(self.range_id)
+
+
+OFF = Off()
+
+
+def span(
+    name: str,
+    kind: str = "host",
+    request: str | None = None,
+    step: int | None = None,
+    bytes: int | None = None,
+    path: str | None = None,
+) -> Off:
+    """A context manager that records the time spent inside it.
+
+    ``kind`` is a span kind of the contract (``host``, ``file``, ``tokenize`` …), ``request`` the id
+    it serves (default: that of the ``request`` scope around it), ``step`` the engine step,
+    ``bytes`` and ``path`` what was read or written. Enter it once.
+    """
+    try:
+        here: Recorder = local.recorder
+        words = here.words
+        at = here.at
+        if at < here.last and step is bytes is path is None:
+            here.at = at + 4
+            if ranges.enabled:
+                made: Span = ranges.attach(RangeSpan(), name)
+            else:
+                made = Span()
+            made.words = words
+            made.at = at
+            if kind != "host" or request is not None or scoped:
+                if request is None:
+                    request = request_id.get()
+                words[at + 2] = here.ids[request] | here.kinds[kind]
+            words[at + 3] = here.spans[name]
+            return made
+        return _rich(here, name, kind, request, step, bytes, path)
+    except FAULTS:
+        return _first(name, kind, request, step, bytes, path)
+
+
+def off_span(
+    name: str,
+    kind: str = "host",
+    request: str | None = None,
+    step: int | None = None,
+    bytes: int | None = None,
+    path: str | None = None,
+) -> Off:
+    """``span`` outside a trace."""
+    return OFF
+
+
+def _first(
+    name: str,
+    kind: str,
+    request: str | None,
+    step: int | None,
+    bytes: int | None,
+    path: str | None,
+) -> Off:
+    """The first span of a thread opens its recorder; a span that cannot be written is off."""
+    try:
+        if hasattr(local, "recorder"):
+            return OFF
+        ranges.load()
+        return _rich(current(), name, kind, request, step, bytes, path)
+    except FAULTS:
+        return OFF
+
+
+def _rich(
+    here: Recorder,
+    name: str,
+    kind: str,
+    request: str | None,
+    step: int | None,
+    bytes: int | None,
+    path: str | None,
+) -> Off:
+    """A span with step, bytes or path, or one at the end of a block."""
+    more = not (step is bytes is path is None)
+    room = here.reserve(2 if more else 1)
+    if room is None:
+        return OFF
+    made = ranges.attach(RangeSpan(), name) if ranges.enabled else Span()
+    made.words, made.at = words, at = room
+    if request is None:
+        request = request_id.get()
+    words[at + 2] = here.ids[request] | here.kinds[kind]
+    if more:
+        a, b = _or_none(step), _or_none(bytes)
+        put(words, at + WORDS_A_CELL, layout.MORE, a, b, here.ids[path])
+    words[at + 3] = here.spans[name] | (RICH if more else 0)
+    return made
+
+
+def _or_none(number: int | None) -> int:
+    return -1 if number is None else int(number)
+
+
+def record(name: str, request: str | None = None, **numbers: float) -> None:
+    """Mark this instant, with any numbers that belong to it: ``record("sched_start", waiting=3)``."""
+    try:
+        here: Recorder = local.recorder
+        words = here.words
+        at = here.at
+        if at < here.last and not numbers and request is None and not scoped:
+            here.at = at + 4
+            words[at] = perf_counter_ns()
+            words[at + 3] = here.marks[name]
+        else:
+            _rich_mark(here, name, request, numbers)
+        if ranges.enabled:
+            ranges.mark(name)
+    except FAULTS:
+        _first_mark(name, request, numbers)
+
+
+def off_record(name: str, request: str | None = None, **numbers: float) -> None:
+    """``record`` outside a trace."""
+
+
+def _first_mark(name: str, request: str | None, numbers: dict[str, float]) -> None:
+    try:
+        if not hasattr(local, "recorder"):
+            ranges.load()
+            _rich_mark(current(), name, request, numbers)
+    except FAULTS:
+        pass
+
+
+def _rich_mark(
+    here: Recorder, name: str, request: str | None, numbers: dict[str, float]
+) -> None:
+    now = perf_counter_ns()
+    room = here.reserve(1 + len(numbers))
+    if room is None:
+        return
+    words, at = room
+    follower = at
+    for key, value in numbers.items():
+        follower += WORDS_A_CELL
+        number(words, follower, value, here.ids[key])
+    if request is None:
+        request = request_id.get()
+    words[at] = now
+    words[at + 2] = here.ids[request]
+    words[at + 3] = here.marks[name]
+
+
+def number(words: memoryview[int], at: int, value: float, name_id: int) -> None:
+    """Store a NUMBER cell at word ``at``: an int as it is where 64 bits hold it, else a float64."""
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
+        put(words, at, layout.NUMBER, 0, value, 0, 0, name_id)
+        return
+    bits = unpack("<q", pack("<d", float(value)))[0]
+    put(words, at, layout.NUMBER, 0, bits, 0, 0, name_id, layout.FLAG_FLOAT)
+
+
+def suspendable(name: str, kind: str, request: str | None = None) -> Off:
+    """A span that may overlap others of its thread: of a coroutine, a generator, a request."""
+    plain = span(name, kind, request)
+    if not isinstance(plain, Span):
+        return plain
+    try:
+        plain.words[plain.at + 3] |= SUSPENDED
+    except ValueError:
+        return OFF
+    if not isinstance(plain, RangeSpan):
+        return plain
+    made = LongSpan()
+    made.words, made.at, made.attributes = plain.words, plain.at, plain.attributes
+    return made
