@@ -1,0 +1,211 @@
+"""What the page's template is filled with: bars, hints and findings as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rca_llm.attribute.parts import CLASSES
+from rca_llm.exporters import units
+from rca_llm.exporters.definitions import CLASSES as CLASS_TERMS
+from rca_llm.exporters.definitions import PARTS, TERMS
+from rca_llm.exporters.text import shown
+from rca_llm.exporters.verdict import Judged, Summary, details, headline, judged, title, whole
+
+MOST_HINTS = 3
+"""Hints that stand at the top; the others are folded below them."""
+
+
+def context(summary: Summary) -> dict[str, Any]:
+    """Everything the server-rendered part of the page shows."""
+    found, all_time = judged(summary), whole(summary)
+    bars = [bar(found)] if found.count == 0 else [bar(found), bar(all_time)]
+    hints = [hint(row) for row in summary["hints"]]
+    return {
+        "headline": headline(summary),
+        "details": details(summary),
+        "facts": facts(summary),
+        "bars": bars,
+        "classes": class_rows(summary, found, all_time),
+        "hints": hints[:MOST_HINTS],
+        "more_hints": hints[MOST_HINTS:],
+        "findings": [finding(row) for row in summary["quality"]],
+        "token_bars": token_bars(summary),
+        "idle": idle_causes(all_time),
+        "glossary": glossary(),
+        "terms": TERMS,
+        "per_request": found.count > 0,
+    }
+
+
+def facts(summary: Summary) -> list[dict[str, str]]:
+    """The few figures under the headline, with their definitions."""
+    window, latency, totals = summary["window"], summary["latency"] or {}, summary["totals"]
+    rows: list[tuple[str, str, str]] = []
+    if latency.get("count"):
+        for name in ("p50", "p90", "p99"):
+            term = name.upper()
+            rows.append((f"latency {term}", units.duration(latency[name]), TERMS[term]))
+    ttft = [row["ttft_ns"] for row in summary["requests"] if row.get("ttft_ns") is not None]
+    if ttft:
+        rows.append(("TTFT, median", units.duration(sorted(ttft)[(len(ttft) - 1) // 2]), TERMS["TTFT"]))
+    for name in ("requests", "steps", "kernels", "collectives"):
+        if totals.get(name):
+            rows.append((name, units.number(totals[name]), f"Number of {name} in the trace."))
+    rows.append(("traced time", units.duration(window["span_ns"]), _span_term(summary)))
+    return [{"name": name, "value": value, "about": about} for name, value, about in rows]
+
+
+def _span_term(summary: Summary) -> str:
+    ranks = len(summary["ranks"])
+    return TERMS["span"] if ranks < 2 else f"Sum of the spans of {ranks} ranks."
+
+
+def bar(found: Judged) -> dict[str, Any]:
+    """A stacked bar of the five classes."""
+    return {
+        "of": found.of,
+        "total": units.duration(found.total),
+        "pieces": [piece(name, name, title(name), found) for name in CLASSES if found.shares.get(name)],
+    }
+
+
+def piece(name: str, class_name: str, label: str, found: Judged) -> dict[str, Any]:
+    """One stretch of a stacked bar."""
+    ns = found.shares.get(name, found.parts.get(name, 0))
+    return {
+        "class": class_name,
+        "label": label,
+        "ns": ns,
+        "width": round(100 * ns / found.total, 4) if found.total else 0,
+        "value": units.milliseconds(ns),
+        "share": units.percent(units.ratio(ns, found.total)),
+    }
+
+
+def class_rows(summary: Summary, found: Judged, all_time: Judged) -> list[dict[str, Any]]:
+    """One row a class: its mean, share and variation over requests, and its time in the trace."""
+    stats = summary["class_stats"] or {}
+    return [
+        {
+            "name": name,
+            "label": title(name),
+            "about": CLASS_TERMS[name],
+            "mean": units.milliseconds((stats.get(name) or {}).get("mean_ns")),
+            "share": units.percent(found.share(name)),
+            "variation": units.percent((stats.get(name) or {}).get("cv")),
+            "whole": units.milliseconds(all_time.shares.get(name)),
+            "whole_share": units.percent(all_time.share(name)),
+            "hidden": units.milliseconds((summary["hidden"] or {}).get(name)),
+            "parts": [part(*row, found) for row in found.largest_parts(name)],
+            "cause": hint_text((stats.get(name) or {}).get("hint")),
+        }
+        for name in CLASSES
+        if found.shares.get(name) or all_time.shares.get(name)
+    ]
+
+
+def hint_text(hint_value: Any) -> str:
+    """The root-cause line of a class, empty where no hint names one."""
+    if isinstance(hint_value, Mapping):
+        hint_value = hint_value.get("title")
+    return shown(hint_value) if hint_value else ""
+
+
+def part(name: str, ns: int, found: Judged) -> dict[str, str]:
+    """One part with its words, time and share."""
+    share = units.percent(units.ratio(ns, found.total))
+    return {"name": name, "words": PARTS[name], "value": units.milliseconds(ns), "share": share}
+
+
+def hint(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A hint with everything needed to check it."""
+    share = row.get("share")
+    return {
+        "id": shown(row["id"]),
+        "title": shown(row["title"]),
+        "class": row["class"] if row["class"] in CLASSES else "unknown",
+        "confidence": row["confidence"],
+        "saving": "not judged" if row["saving_ns"] is None else units.duration(row["saving_ns"]),
+        "share": None if share is None else units.percent(share),
+        "advice": _sentences(row.get("advice")),
+        "evidence": [(shown(k), evidence(k, v)) for k, v in (row.get("evidence") or {}).items()],
+        "requests": [shown(name, 60) for name in (row.get("requests") or [])[:8]],
+        "request_count": len(row.get("requests") or []),
+    }
+
+
+def _sentences(advice: Any) -> list[str]:
+    items: Sequence[Any] = advice if isinstance(advice, list) else [advice] if advice else []
+    return [shown(item, 1000) for item in items]
+
+
+def evidence(name: str, value: Any) -> str:
+    """A number of a hint's evidence, in the unit its name says."""
+    if value is None:
+        return units.UNKNOWN
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return shown(value)
+    if name.endswith("_ns") or name == "ns":
+        return units.duration(value)
+    if name.endswith("bytes_s"):
+        return units.rate(value)
+    if name.endswith("bytes"):
+        return units.size(value)
+    if name.endswith(("share", "fraction", "utilization", "occupancy", "ratio_of_latency")):
+        return units.percent(value)
+    return units.number(value)
+
+
+def finding(row: Mapping[str, Any]) -> dict[str, str]:
+    """A quality finding in words."""
+    code = str(row["code"])
+    return {
+        "code": shown(code),
+        "words": shown(code.replace("_", " ")),
+        "count": units.number(row["count"]),
+        "where": shown(row.get("where") or ""),
+        "detail": shown(row.get("detail") or "", 1000),
+    }
+
+
+def token_bars(summary: Summary) -> list[dict[str, Any]]:
+    """What the time to first token and the time between tokens are made of, summed over requests."""
+    bars: list[dict[str, Any]] = []
+    for key, label in (("ttft_parts", "until the first token"), ("itl_parts", "between tokens")):
+        parts: dict[str, int] = {}
+        for row in summary["requests"]:
+            for name, ns in (row.get(key) or {}).items():
+                parts[name] = parts.get(name, 0) + ns
+        if sum(parts.values()):
+            bars.append(_parts_bar(label, parts))
+    return bars
+
+
+def _parts_bar(label: str, parts: Mapping[str, int]) -> dict[str, Any]:
+    shares = dict.fromkeys(CLASSES, 0)
+    for name, ns in parts.items():
+        shares[name.partition(".")[0]] += ns
+    found = Judged(label, 1, shares, parts)
+    order = sorted(parts, key=lambda n: (CLASSES.index(n.partition(".")[0]), -parts[n]))
+    pieces = [piece(n, n.partition(".")[0], PARTS.get(n, n), found) for n in order if parts[n]]
+    top = sorted(parts, key=lambda n: -parts[n])[:5]
+    rows = [part(name, parts[name], found) for name in top if parts[name]]
+    return {"of": label, "total": units.duration(found.total), "pieces": pieces, "rows": rows}
+
+
+def idle_causes(all_time: Judged) -> list[dict[str, Any]]:
+    """Why devices computed nothing: every part outside compute, longest first."""
+    rows = [(n, ns) for n, ns in all_time.parts.items() if ns and not n.startswith("compute.")]
+    longest = max((ns for _, ns in rows), default=1)
+    return [
+        part(name, ns, all_time)
+        | {"class": name.partition(".")[0], "width": round(100 * ns / longest, 2)}
+        for name, ns in sorted(rows, key=lambda row: -row[1])
+    ]
+
+
+def glossary() -> list[tuple[str, str]]:
+    """All definitions in alphabetical order, for print and for readers without a mouse."""
+    merged = {**TERMS, **CLASS_TERMS, **{name: f"{text[0].upper()}{text[1:]}." for name, text in PARTS.items()}}
+    return sorted(merged.items(), key=lambda item: item[0].lower())

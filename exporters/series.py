@@ -1,0 +1,113 @@
+"""The series behind the page's plots: latencies, cohorts, steps and samples, thinned to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rca_llm.attribute.parts import CLASSES
+from rca_llm.exporters.text import shown
+from rca_llm.table import NO_TEXT, Array
+
+if TYPE_CHECKING:
+    from rca_llm.report import Report
+
+Summary = Mapping[str, Any]
+
+MOST_BARS = 120
+"""Requests or steps drawn as bars of their own; more are thinned by rank or merged in time."""
+
+MOST_POINTS = 600
+"""Points of a line."""
+
+
+def latency(summary: Summary) -> dict[str, Any] | None:
+    """Requests by latency, slowest last, each with its classes, ns; None without requests."""
+    rows = [r for r in summary["requests"] if r["latency_ns"] is not None and r.get("shares")]
+    if not rows:
+        return None
+    rows.sort(key=lambda row: row["latency_ns"])
+    kept = [rows[i] for i in _evenly(len(rows), MOST_BARS)]
+    return {
+        "count": len(rows),
+        "ids": [shown(row["id"], 80) for row in kept],
+        "total": [row["latency_ns"] for row in kept],
+        "shares": {name: [row["shares"].get(name) for row in kept] for name in CLASSES},
+        "marks": {n: (summary["latency"] or {}).get(n) for n in ("p50", "p90", "p99")},
+        "curve": [rows[i]["latency_ns"] for i in _evenly(len(rows), MOST_POINTS)],
+        "ranks": [(i + 1) / len(rows) for i in _evenly(len(rows), MOST_POINTS)],
+    }
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    """At most `most` of `count` positions, evenly spread, the first and last among them."""
+    if count <= most:
+        return list(range(count))
+    return np.unique(np.linspace(0, count - 1, most).round().astype(int)).tolist()
+
+
+def cohorts(summary: Summary) -> dict[str, Any] | None:
+    """Mean parts of slow and fast requests, largest difference first; None where not both are there."""
+    found = summary["cohorts"] or {}
+    slow, fast = found.get("slow") or {}, found.get("fast") or {}
+    if not slow.get("count") or not fast.get("count"):
+        return None
+    before, after = fast["parts"] or {}, slow["parts"] or {}
+    names = sorted({*before, *after}, key=lambda n: -abs(after.get(n, 0) - before.get(n, 0)))[:10]
+    return {
+        "parts": names,
+        "slow": [after.get(name, 0) for name in names],
+        "fast": [before.get(name, 0) for name in names],
+        "counts": [slow["count"], fast["count"]],
+    }
+
+
+def steps(summary: Summary, origin: int) -> dict[str, Any] | None:
+    """Tokens and length of every step, merged where there are many; times are ns after `origin`."""
+    rows = sorted(summary["steps"], key=lambda step: step["start_ns"])
+    if not rows:
+        return None
+    groups = np.array_split(np.arange(len(rows)), min(len(rows), MOST_POINTS))
+    merged = [[rows[i] for i in group.tolist()] for group in groups]
+    return {
+        "count": len(rows),
+        "merged": len(rows) > len(merged),
+        "start": [group[0]["start_ns"] - origin for group in merged],
+        "longest": [max(s["end_ns"] - s["start_ns"] for s in group) for group in merged],
+        "prefill": [_total(group, "prefill_tokens") for group in merged],
+        "decode": [_total(group, "decode_tokens") for group in merged],
+        "ids": [shown(group[0]["id"], 40) for group in merged],
+    }
+
+
+def _total(rows: list[Any], key: str) -> int | None:
+    known = [row[key] for row in rows if row[key] is not None]
+    return sum(known) if known else None
+
+
+def samples(report: Report, origin: int) -> list[dict[str, Any]]:
+    """Sampled metrics as lines, one a metric and device, ns after `origin`; merged points are means."""
+    lines: list[dict[str, Any]] = []
+    for line in report.trace.timelines:
+        table = line["samples"]
+        pairs = np.unique(np.stack([table["metric"], table["device"]]), axis=1)
+        for metric, device in pairs.T.tolist():
+            rows = (table["metric"] == metric) & (table["device"] == device)
+            if metric != NO_TEXT:
+                name = shown(line.text(metric)) + (f", GPU {device}" if device >= 0 else "")
+                times = table["t"][rows] - origin
+                lines.append({"name": name} | _thinned(times, table["value"][rows]))
+    return lines[:24]
+
+
+def _thinned(t: Array, value: Array) -> dict[str, Any]:
+    good = np.isfinite(value)
+    order = np.argsort(t[good], kind="stable")
+    t, value = t[good][order], value[good][order]
+    groups = np.array_split(np.arange(len(t)), max(min(len(t), MOST_POINTS // 2), 1))
+    return {
+        "t": [int(t[g[0]]) for g in groups if len(g)],
+        "value": [float(value[g].mean()) for g in groups if len(g)],
+    }

@@ -1,0 +1,350 @@
+"""The tables of the page, as data: which columns of the summary they show, and in what unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rca_llm.exporters.definitions import PARTS, TERMS
+from rca_llm.exporters.text import shown
+
+Row = Mapping[str, Any]
+
+Kind = Literal["ns", "count", "share", "bytes", "rate", "text", "class", "part", "request"]
+"""How a cell is shown and sorted: `share` is a fraction, `request` opens that request's life."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its head, where its value lies in a row, its unit, and the term that defines it."""
+
+    head: str
+    value: str | Callable[[Row], Any]
+    kind: Kind = "text"
+    term: str = ""
+
+    def of(self, row: Row) -> Any:
+        """The raw value of a row, None where it is unknown."""
+        if not isinstance(self.value, str):
+            return self.value(row)
+        found: Any = row
+        for key in self.value.split("."):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One table of the page: the summary's list it shows, and at most how many rows of it."""
+
+    source: str
+    title: str
+    about: str
+    columns: Sequence[Column]
+    sort: str
+    most: int = 500
+
+    def packed(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """The table for the page; the largest by `sort` first, texts made safe to show."""
+        rows = sorted(summary[self.source], key=self._rank)
+        return {
+            "id": self.source,
+            "title": self.title,
+            "about": self.about,
+            "total": len(rows),
+            "shown": min(len(rows), self.most),
+            "columns": [_head(column) for column in self.columns],
+            "rows": [[_cell(c, row) for c in self.columns] for row in rows[: self.most]],
+        }
+
+    def _rank(self, row: Row) -> tuple[bool, float]:
+        column = next(c for c in self.columns if c.head == self.sort)
+        value = column.of(row)
+        return value is None, -float(value or 0)
+
+
+def _head(column: Column) -> dict[str, str]:
+    about = TERMS.get(column.term or column.head, "")
+    return {"head": column.head, "kind": column.kind, "about": about}
+
+
+def _cell(column: Column, row: Row) -> Any:
+    value = column.of(row)
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if column.kind == "part" and value in PARTS:
+        return f"{value}: {PARTS[value]}"
+    return shown(value)
+
+
+def _shape(key: str) -> Callable[[Row], str | None]:
+    def text(row: Row) -> str | None:
+        sizes = row.get(key)
+        return " × ".join(str(size) for size in sizes) if sizes else None
+
+    return text
+
+
+def _per_second(row: Row) -> float | None:
+    bytes_, ns = row.get("bytes"), row.get("total_ns")
+    return bytes_ * 1e9 / ns if bytes_ is not None and ns else None
+
+
+def _longest_wait(row: Row) -> int | None:
+    waits = row.get("wait_ns")
+    known = [wait for wait in waits.values() if wait is not None] if waits else []
+    return max(known, default=None)
+
+
+def _length(row: Row) -> int | None:
+    start, end = row.get("start_ns"), row.get("end_ns")
+    return None if start is None or end is None else end - start
+
+
+def _held_up(row: Row) -> int | None:
+    others = row.get("interference")
+    return None if others is None else sum(other["ns"] for other in others)
+
+
+def _count_of(key: str) -> Callable[[Row], int | None]:
+    def count(row: Row) -> int | None:
+        found = row.get(key)
+        return found if found is None or isinstance(found, int) else len(found)
+
+    return count
+
+
+def _rank_list(row: Row) -> str | None:
+    ranks = row.get("ranks")
+    return ", ".join(map(str, ranks)) if isinstance(ranks, list) else ranks
+
+
+def _id(key: str) -> Callable[[Row], str | None]:
+    """A 64-bit id as text, which JavaScript's numbers would round."""
+
+    def text(row: Row) -> str | None:
+        return None if row.get(key) is None else str(row[key])
+
+    return text
+
+
+def _shares() -> list[Column]:
+    names = ("compute", "communication", "io", "scheduling", "unknown")
+    return [Column(name, f"shares.{name}", "ns", name) for name in names]
+
+
+GRIDS: tuple[Grid, ...] = (
+    Grid(
+        "requests",
+        "Requests",
+        "Each request's latency and what it is made of. Choose an id to see its life above.",
+        [
+            Column("request", "id", "request"),
+            Column("latency", "latency_ns", "ns"),
+            *_shares(),
+            Column("cause", "cause", "part"),
+            Column("TTFT", "ttft_ns", "ns"),
+            Column("ITL P50", "itl_ns.p50", "ns", "ITL"),
+            Column("ITL max", "itl_ns.max", "ns", "ITL"),
+            Column("prompt tokens", "prompt_tokens", "count", "prefill"),
+            Column("output tokens", "output_tokens", "count", "decode"),
+            Column("shared", "shared_ns", "ns"),
+            Column("held up", _held_up, "ns", "interference"),
+            Column("client latency", "client_latency_ns", "ns"),
+            Column("status", "status"),
+        ],
+        "latency",
+        4000,
+    ),
+    Grid(
+        "windows",
+        "Windows",
+        "Steps or ranges, judged one by one because the trace names no requests.",
+        [Column("window", "name"), Column("length", _length, "ns"), *_shares()],
+        "length",
+        1000,
+    ),
+    Grid(
+        "steps",
+        "Steps",
+        "What each engine step computed and what its time went to.",
+        [
+            Column("step", "id", "count"),
+            Column("rank", "rank", "count"),
+            Column("length", _length, "ns"),
+            Column("prefill", "prefill_tokens", "count"),
+            Column("decode", "decode_tokens", "count"),
+            Column("requests", _count_of("requests"), "count"),
+            Column("launches", "launches", "count"),
+            Column("kernels", "kernels", "count"),
+            Column("mode", "mode"),
+            *_shares(),
+        ],
+        "length",
+        1500,
+    ),
+    Grid(
+        "kernels",
+        "Kernels",
+        "One row a kernel name and launch shape, as it was really launched.",
+        [
+            Column("kernel", "name"),
+            Column("part", "class", "class"),
+            Column("also", "also", "class"),
+            Column("total", "total_ns", "ns", "sum"),
+            Column("share", "share", "share"),
+            Column("count", "count", "count"),
+            Column("grid", _shape("grid")),
+            Column("block", _shape("block")),
+            Column("registers", "registers", "count"),
+            Column("shared memory", "shared_bytes", "bytes"),
+            Column("occupancy", "occupancy", "share"),
+        ],
+        "total",
+    ),
+    Grid(
+        "copies",
+        "Copies",
+        "Copies by direction and kind of host memory.",
+        [
+            Column("direction", "kind"),
+            Column("memory", "memory"),
+            Column("count", "count", "count"),
+            Column("bytes", "bytes", "bytes"),
+            Column("total", "total_ns", "ns"),
+            Column("rate", _per_second, "rate"),
+        ],
+        "total",
+    ),
+    Grid(
+        "collectives",
+        "Collectives",
+        "Each collective: how long ranks waited for the last one, and how long data moved.",
+        [
+            Column("communicator", "comm"),
+            Column("operation", "op"),
+            Column("number", "seq", "count"),
+            Column("length", _length, "ns"),
+            Column("longest wait", _longest_wait, "ns", "wait"),
+            Column("transfer", "transfer_ns", "ns"),
+            Column("last rank", "last_rank", "count"),
+            Column("bytes", "bytes", "bytes"),
+            Column("type", "dtype"),
+            Column("ranks", _rank_list),
+            Column("bus bandwidth", "busbw_bytes_s", "rate", "busbw"),
+            Column("algorithm", "algo"),
+            Column("protocol", "proto"),
+            Column("contended", "contended_ns", "ns"),
+        ],
+        "length",
+        1500,
+    ),
+    Grid(
+        "transfers",
+        "KV transfers",
+        "KV-cache hand-over and off-load.",
+        [
+            Column("request", "request", "request"),
+            Column("bytes", "bytes", "bytes"),
+            Column("pieces", "pieces", "count"),
+            Column("posting", "post_ns", "ns"),
+            Column("total", "total_ns", "ns"),
+            Column("link", "link_bytes_s", "rate"),
+        ],
+        "total",
+    ),
+    Grid(
+        "ranges",
+        "Ranges",
+        "NVTX and probe ranges, annotations and CPU operators.",
+        [
+            Column("range", "name"),
+            Column("domain", "domain"),
+            Column("count", "count", "count"),
+            Column("total", "total_ns", "ns"),
+            Column("self", "self_ns", "ns"),
+            Column("GPU time", "gpu_ns", "ns"),
+            Column("kernels", "kernels", "count"),
+        ],
+        "total",
+    ),
+    Grid(
+        "api",
+        "API calls",
+        "CUDA or HIP calls on the host.",
+        [
+            Column("call", "name"),
+            Column("count", "count", "count"),
+            Column("total", "total_ns", "ns"),
+            Column("blocked", "blocked_ns", "ns"),
+            Column("launch delay P50", "launch_delay_ns.p50", "ns", "launch delay"),
+            Column("launch delay P99", "launch_delay_ns.p99", "ns", "launch delay"),
+            Column("launch delay max", "launch_delay_ns.max", "ns", "launch delay"),
+        ],
+        "total",
+    ),
+    Grid(
+        "devices",
+        "Devices",
+        "How busy each device was. A device that was not traced is not idle.",
+        [
+            Column("rank", "rank", "count"),
+            Column("device", "device", "count"),
+            Column("name", "name"),
+            Column("status", "status"),
+            Column("utilization", "utilization", "share"),
+            Column("busy", "busy_ns", "ns"),
+            Column("idle", "idle_ns", "ns"),
+            Column("copies", "copy_ns", "ns"),
+            Column("sum", "sum_ns", "ns"),
+            Column("span", "span_ns", "ns"),
+            Column("kernels", "kernels", "count"),
+            Column("process", _id("process")),
+        ],
+        "busy",
+    ),
+    Grid(
+        "ranks",
+        "Ranks",
+        "The ranks of the job and how their clocks were aligned.",
+        [
+            Column("rank", "rank", "count"),
+            Column("host", "host"),
+            Column("status", "status"),
+            Column("span", "span_ns", "ns"),
+            *_shares(),
+            Column("offset", "offset_ns", "ns"),
+            Column("uncertainty", "uncertainty_ns", "ns"),
+        ],
+        "span",
+    ),
+    Grid(
+        "tracks",
+        "Threads",
+        "The threads that recorded something.",
+        [
+            Column("rank", "rank", "count"),
+            Column("process", _id("process")),
+            Column("thread", _id("thread")),
+            Column("name", "name"),
+            Column("events", "events", "count"),
+        ],
+        "events",
+    ),
+    Grid(
+        "inputs",
+        "Inputs",
+        "What was read.",
+        [
+            Column("path", "path"),
+            Column("format", "format"),
+            Column("tool", "tool"),
+            Column("version", "tool_version"),
+            Column("rank", "rank", "count"),
+            Column("events", "events", "count"),
+        ],
+        "events",
+    ),
+)
+"""All tables in the order of the page; those without rows are left out."""

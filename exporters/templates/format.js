@@ -1,0 +1,43 @@
+"use strict";
+// Numbers for people, exactly as the server-rendered part writes them; unknown is a dash, never 0.
+const DASH = "–";
+const SCALES = {
+  ns: [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]],
+  bytes: [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]],
+};
+function fixed(value, digits) {
+  return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+function scaled(value, scale) {
+  const [factor, unit] = scale.find(([f]) => Math.abs(value) >= f * 0.9995) || scale[scale.length - 1];
+  const x = value / factor;
+  if (factor === 1 && Number.isInteger(value)) return `${value} ${unit}`;
+  return `${fixed(x, Math.abs(x) >= 100 ? 0 : Math.abs(x) >= 10 ? 1 : 2)} ${unit}`;
+}
+function percent(fraction) {
+  return fraction > 0 && fraction < 0.0005 ? "< 0.1 %" : `${fixed(fraction * 100, 1)} %`;
+}
+function format(value, kind) {
+  if (value === null || value === undefined) return DASH;
+  if (kind === "ns" || kind === "bytes") return scaled(value, SCALES[kind]);
+  if (kind === "rate") return `${scaled(value, SCALES.bytes)}/s`;
+  if (kind === "share") return percent(value);
+  if (kind === "count" && typeof value === "number") return value.toLocaleString("en-US");
+  return String(value);
+}
+// The value as it stands in the summary, for a cell's tooltip.
+function exact(value, kind) {
+  if (value === null || value === undefined) return "unknown";
+  const unit = { ns: " ns", bytes: " bytes", rate: " bytes a second" }[kind];
+  return unit ? `${value.toLocaleString("en-US")}${unit}` : kind === "share" ? String(value) : null;
+}
+function element(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key === "class") node.className = value;
+    else if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== undefined) node.setAttribute(key, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}

@@ -1,0 +1,93 @@
+"use strict";
+// Tables that sort by a click on a head and filter by text. Cells are text nodes: names are hostile.
+const PAGE_ROWS = 25;
+class Grid {
+  constructor(place, grid, openRequest) {
+    this.grid = grid;
+    this.openRequest = openRequest;
+    this.limit = PAGE_ROWS;
+    this.sort = { column: -1, down: true };
+    this.words = "";
+    this.search = grid.rows.map((row) => row.filter((v) => typeof v === "string").join(" ").toLowerCase());
+    this.build(place);
+    this.fill();
+  }
+  build(place) {
+    this.head = element("tr");
+    this.grid.columns.forEach((column, index) => this.head.append(this.headCell(column, index)));
+    this.body = element("tbody");
+    this.more = element("button", { class: "plain", type: "button", onclick: () => { this.limit *= 4; this.fill(); } });
+    this.status = element("span", { role: "status" });
+    const caption = element("caption", { class: "sr" }, this.grid.title);
+    const table = element("table", {}, caption, element("thead", {}, this.head), this.body);
+    if (this.grid.rows.length > 8) place.append(this.filterBox());
+    place.append(element("div", { class: "scroll" }, table), element("div", { class: "grid-foot" }, this.more, this.status));
+  }
+  filterBox() {
+    const input = element("input", { type: "search", placeholder: "Filter", "aria-label": `Filter ${this.grid.title}` });
+    input.addEventListener("input", () => { this.words = input.value.toLowerCase(); this.limit = PAGE_ROWS; this.fill(); });
+    return element("div", { class: "grid-head" }, input);
+  }
+  headCell(column, index) {
+    const button = element("button", { type: "button", class: column.about ? "term" : "", title: column.about || null }, column.head);
+    button.addEventListener("click", () => this.sortBy(index));
+    return element("th", { scope: "col", class: isNumber(column.kind) ? "num" : "", "aria-sort": "none" }, button);
+  }
+  sortBy(index) {
+    const numeric = isNumber(this.grid.columns[index].kind);
+    const again = this.sort.column === index;
+    this.sort = { column: index, down: again ? !this.sort.down : numeric };
+    [...this.head.children].forEach((cell, at) => {
+      cell.setAttribute("aria-sort", at !== index ? "none" : this.sort.down ? "descending" : "ascending");
+    });
+    this.fill();
+  }
+  chosen() {
+    const { column, down } = this.sort;
+    const words = this.words.split(/\s+/).filter(Boolean);
+    const found = this.grid.rows.filter((_, at) => words.every((word) => this.search[at].includes(word)));
+    if (column < 0) return found;
+    return [...found].sort((a, b) => compare(a[column], b[column], down));
+  }
+  fill() {
+    const rows = this.chosen();
+    this.body.replaceChildren(...rows.slice(0, this.limit).map((row) => this.row(row)));
+    this.more.hidden = rows.length <= this.limit;
+    this.more.textContent = "Show more";
+    const shown = Math.min(rows.length, this.limit);
+    this.status.textContent = rows.length > PAGE_ROWS || this.words ? `${shown} of ${rows.length} rows` : "";
+  }
+  row(values) {
+    return element("tr", {}, ...values.map((value, at) => this.cell(value, this.grid.columns[at], at)));
+  }
+  cell(value, column, at) {
+    const tip = exact(value, column.kind);
+    const attributes = { class: isNumber(column.kind) ? "num" : "", title: tip, "data-value": typeof value === "number" ? value : null };
+    if (at === 0) attributes.scope = "row";
+    return element(at === 0 ? "th" : "td", attributes, this.content(value, column));
+  }
+  content(value, column) {
+    const text = format(value, column.kind);
+    if (value === null) return element("span", { class: "unknown-value" }, text);
+    if (column.kind === "share") return element("span", { class: "share-cell", style: `--w:${Math.min(100, value * 100)}%` }, text);
+    if (column.kind === "class") return element("span", {}, dot(value), text);
+    if (column.kind === "part") return element("span", { title: text }, dot(value), text.split(":")[0]);
+    if (column.kind === "request" && this.openRequest) {
+      return element("button", { class: "link", type: "button", onclick: () => this.openRequest(value) }, element("bdi", {}, text));
+    }
+    return column.kind === "text" || column.kind === "request" ? longName(text) : document.createTextNode(text);
+  }
+}
+function isNumber(kind) { return !["text", "class", "part", "request"].includes(kind); }
+function dot(part) { return element("span", { class: `dot ${String(part).split(".")[0]}`, "aria-hidden": "true" }); }
+function longName(text) {
+  const node = element("bdi", { class: text.length > 40 ? "name wide" : "" }, text);
+  if (text.length > 40) node.addEventListener("click", () => node.classList.toggle("open"));
+  return node;
+}
+// Unknown values stand last whichever way a column is sorted.
+function compare(a, b, down) {
+  if (a === null || b === null) return (a === null) - (b === null);
+  const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  return down ? -order : order;
+}

@@ -1,0 +1,129 @@
+"""The answer in a sentence, and the figures that stand beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rca_llm.attribute.parts import CLASSES
+from rca_llm.exporters import units
+from rca_llm.exporters.definitions import PARTS
+from rca_llm.exporters.text import shown
+
+Summary = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the headline's shares are shares of: sums over requests, steps or the whole trace.
+
+    `shares` and `parts` are ns by name; `of` names the whole; `count` is how many were summed.
+    """
+
+    of: str
+    count: int
+    shares: Mapping[str, int]
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All of it, ns."""
+        return sum(self.shares.values())
+
+    def share(self, name: str) -> float | None:
+        """A class's or part's fraction."""
+        return units.ratio(self.shares.get(name, self.parts.get(name, 0)), self.total)
+
+    def largest_parts(self, class_name: str, most: int = 3) -> list[tuple[str, int]]:
+        """The largest parts of a class, ns."""
+        inside = {n: ns for n, ns in self.parts.items() if n.startswith(f"{class_name}.") and ns}
+        return Counter(inside).most_common(most)
+
+
+def judged(summary: Summary) -> Judged:
+    """Requests where there are any with a latency, else the whole trace."""
+    rows = [row for row in summary["requests"] if row.get("shares") and row.get("latency_ns")]
+    if rows:
+        shares, parts = _sum(row["shares"] for row in rows), _sum(row["parts"] for row in rows)
+        of = "the request's latency" if len(rows) == 1 else f"the latency of {len(rows):,} requests"
+        return Judged(of, len(rows), shares, parts)
+    return whole(summary)
+
+
+def whole(summary: Summary) -> Judged:
+    """The partition of the whole trace."""
+    ranks = len(summary["ranks"])
+    of = "the traced time" if ranks < 2 else f"the traced time of {ranks} ranks"
+    return Judged(of, 0, summary["shares"], summary["parts"])
+
+
+def _sum(rows: Iterable[Mapping[str, int] | None]) -> Mapping[str, int]:
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update(row or {})
+    return total
+
+
+def headline(summary: Summary) -> str:
+    """The largest class and its largest part, in one sentence."""
+    found = judged(summary)
+    if not found.total:
+        return "Nothing in this trace can be judged: it holds no time."
+    name = max(CLASSES, key=lambda group: found.shares.get(group, 0))
+    if name == "unknown":
+        return f"Most of {found.of} cannot be judged: {_because(found)}."
+    return f"{title(name)} takes {units.percent(found.share(name))} of {found.of}{_mostly(found, name)}."
+
+
+def title(class_name: str) -> str:
+    """A class at the beginning of a sentence."""
+    return "IO" if class_name == "io" else class_name.capitalize()
+
+
+def _mostly(found: Judged, name: str) -> str:
+    parts = found.largest_parts(name, 1)
+    if not parts:
+        return ""
+    part, ns = parts[0]
+    return f", the largest part being {PARTS[part]} ({units.percent(units.ratio(ns, found.total))})"
+
+
+def _because(found: Judged) -> str:
+    parts = found.largest_parts("unknown", 1)
+    return PARTS[parts[0][0]] if parts else "no record says what happened"
+
+
+def details(summary: Summary) -> list[str]:
+    """What goes with the headline: the latencies, and what fixing the first hint would save."""
+    return [text for text in (_latencies(summary), _unknown(summary), _first_hint(summary)) if text]
+
+
+def _latencies(summary: Summary) -> str:
+    latency = summary["latency"]
+    if not latency or not latency["count"]:
+        return ""
+    if latency["count"] == 1:
+        return f"It took {units.duration(latency['p50'])}."
+    return (
+        f"Half of the {latency['count']:,} finished requests took {units.duration(latency['p50'])}"
+        f" or less, 99 in 100 took {units.duration(latency['p99'])} or less."
+    )
+
+
+def _unknown(summary: Summary) -> str:
+    found = judged(summary)
+    share = found.share("unknown")
+    if not share or max(found.shares, key=lambda name: found.shares[name]) == "unknown":
+        return ""
+    return f"{units.percent(share)} cannot be judged: {_because(found)}."
+
+
+def _first_hint(summary: Summary) -> str:
+    hints = summary["hints"]
+    if not hints:
+        return ""
+    saving = hints[0]["saving_ns"]
+    saves = "" if saving is None else f", which would save up to {units.duration(saving)}"
+    return f"Look first at: {shown(hints[0]['title'])}{saves}."
