@@ -1,0 +1,307 @@
+"""From the records of an event file to the tables of a timeline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rca_llm.readers.closing import close_ranges
+from rca_llm.readers.events_values import Values
+from rca_llm.table import NO_TEXT, UNKNOWN, Ints, Table, concat, known
+from rca_llm.trace import (
+    COPY_KINDS,
+    GRAPH,
+    KERNEL,
+    MEMCPY,
+    MEMORY_KINDS,
+    MEMSET,
+    TABLES,
+    Header,
+    Input,
+    Timeline,
+)
+
+Record = dict[str, Any]
+
+TYPES: dict[str, tuple[str, ...]] = {
+    "header": ("schema",),
+    "process": ("pid",),
+    "request": ("id", "arrival"),
+    "event": ("t", "name"),
+    "step": ("id", "start"),
+    "span": ("start", "name"),
+    "gpu": ("start", "kind"),
+    "api": ("start", "name"),
+    "collective": ("start", "op"),
+    "thread": ("pid", "tid"),
+    "sample": ("t", "metric"),
+}
+"""The types of records, with keys that tell them from other tools' lines."""
+
+_SAME_ROWS = {
+    "process": "processes",
+    "event": "marks",
+    "span": "ranges",
+    "gpu": "gpu",
+    "api": "api",
+    "collective": "collectives",
+    "sample": "samples",
+}
+"""The table of each type whose records are its rows."""
+
+_KEYS = {"process": "pid", "thread": "tid"}
+"""The keys of columns that have another name."""
+
+_GPU_KINDS = {"kernel": KERNEL, "memcpy": MEMCPY, "memset": MEMSET, "graph": GRAPH}
+_AXES = ("x", "y", "z")
+
+_SPANS = ("api", "ranges", "steps", "states", "collectives")
+"""Tables whose rows last from a start to an end."""
+
+_EVENTS = (*_SPANS, "gpu", "requests", "marks", "samples")
+_UTC_SINCE = 10**18
+"""Nanoseconds that no monotonic clock shows, 31 years; UTC has since 2001."""
+
+
+class Builder:
+    """Collects records, some at a time, and becomes a timeline."""
+
+    def __init__(self, path: str) -> None:
+        self.timeline = Timeline(Input(path, "events"))
+        self._values = Values(self.timeline.strings)
+        self._parts: dict[str, list[Table]] = {name: [] for name in TABLES}
+        self._requests: dict[str, Record] = {}
+        self._steps = 0
+        self._aborted: set[str] = set()
+        self._unknown: Counter[str] = Counter()
+        self._headers = 0
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Take in some records, in any order."""
+        by_type: dict[str, list[Record]] = {}
+        for record in records:
+            by_type.setdefault(str(record.get("type")), []).append(record)
+        for type, group in by_type.items():
+            adder = self._adder(type)
+            if adder is None:
+                self._unknown[type[:40]] += len(group)
+            else:
+                adder(group)
+
+    def finished(self) -> Timeline:
+        """The timeline of all records."""
+        timeline = self.timeline
+        self._add_requests()
+        for name, parts in self._parts.items():
+            timeline.tables[name] = concat(TABLES[name], parts)
+        self._values.note(timeline)
+        for type, count in self._unknown.items():
+            timeline.note("dropped_records", count, f"type {type!r}", "unknown type; left out")
+        self._settle_clock()
+        _mend_times(timeline)
+        close_ranges(timeline)
+        events = sum(len(timeline[name]) for name in _EVENTS)
+        header, path = timeline.header, timeline.input.path
+        timeline.input = Input(path, "events", header.engine, None, header.rank, events)
+        return timeline
+
+    def _adder(self, type: str) -> Callable[[list[Record]], None] | None:
+        """What takes in records of a type, None for one that nobody knows."""
+        if table := _SAME_ROWS.get(type):
+            prepare = _PREPARED.get(type)
+            return lambda group: self._rows(table, prepare(group) if prepare else group)
+        return {
+            "header": self._header,
+            "request": self._request,
+            "step": self._step,
+            "thread": self._thread,
+        }.get(type)
+
+    def _rows(self, table: str, records: Sequence[Record], **fixed: Any) -> None:
+        """Append records to a table; columns that none of them has are left out."""
+        schema, columns = TABLES[table], dict[str, Any](fixed)
+        there = set[str]().union(*records)
+        for column, kind in schema.items():
+            key = _KEYS.get(column, column)
+            if key in there and column not in fixed:
+                values = [record.get(key) for record in records]
+                columns[column] = self._values.column(kind, values, f"{table}.{column}")
+        if columns:
+            self._parts[table].append(Table(schema, columns))
+        if table == "marks":
+            aborted = (r for r in records if r.get("name") == "aborted")
+            self._aborted |= {str(record.get("request")) for record in aborted}
+
+    def _header(self, records: list[Record]) -> None:
+        for record in records:
+            self._headers += 1
+            if self._headers == 1:
+                _fill_header(self.timeline.header, record)
+
+    def _request(self, records: list[Record]) -> None:
+        """Several records of one request complete each other."""
+        for record in records:
+            if record.get("id") is not None:
+                told = {key: value for key, value in record.items() if value is not None}
+                self._requests.setdefault(str(record["id"]), {}).update(told)
+
+    def _add_requests(self) -> None:
+        records = list(self._requests.values())
+        for id, record in self._requests.items():
+            record["status"] = _status(record, id in self._aborted)
+        self._rows("requests", records)
+        tokens = [
+            {"request": record["id"], "t": t}
+            for record in records
+            if isinstance(record.get("token_times"), list)
+            for t in record["token_times"]
+        ]
+        self._rows("tokens", tokens)
+
+    def _step(self, records: list[Record]) -> None:
+        batch: list[Record] = []
+        for row, record in enumerate(records, self._steps):
+            batch += ({"step": row} | work for work in _work(record.get("requests")))
+        self._steps += len(records)
+        ids = {"id": self._values.ints([r.get("id") for r in records], "steps.id")}
+        self._rows("steps", records, **ids)
+        self._rows("batch", batch)
+
+    def _thread(self, records: list[Record]) -> None:
+        named = {
+            (record.get("pid"), record.get("tid")): record
+            for record in records
+            if isinstance(record.get("name"), str)
+            and not isinstance(record.get("tid"), (list, dict))
+            and not isinstance(record.get("pid"), (list, dict))
+        }
+        self._rows("threads", list(named.values()))
+        self._rows("states", [record for record in records if record.get("state") is not None])
+
+    def _settle_clock(self) -> None:
+        """Without a header that names the clock, times that only UTC has are UTC."""
+        header, timeline = self.timeline.header, self.timeline
+        if not self._headers:
+            detail = "no header; its clock is judged by the size of the times"
+            timeline.note("repaired", 1, "byte 0", detail)
+        if "clock" not in header.extra:
+            first = _first_time(timeline)
+            header.utc = first is not None and first >= _UTC_SINCE
+
+
+def _fill_header(header: Header, record: Record) -> None:
+    """Take over what a header says; keys that nobody knows go to `extra`."""
+    rest = {key: value for key, value in record.items() if key not in ("type", "schema")}
+    for key in ("job", "same_rank_as", "host", "nccl", "engine"):
+        if isinstance(rest.get(key), str):
+            setattr(header, key, rest.pop(key))
+    for key in ("rank", "world_size"):
+        if type(rest.get(key)) is int:
+            setattr(header, key, rest.pop(key))
+    header.utc = rest.get("clock") == "utc"
+    header.anchors = list(_anchors(rest.pop("anchor", None)))
+    header.extra = rest
+
+
+def _anchors(value: Any) -> Iterable[tuple[int, int]]:
+    """The pairs of an anchor, which is one pair or a list of pairs."""
+    if not isinstance(value, list) or not value:
+        return
+    for pair in value if isinstance(value[0], list) else [value]:
+        if isinstance(pair, list) and len(pair) == 2 and all(type(t) is int for t in pair):
+            yield pair[0], pair[1]
+
+
+def _status(record: Record, aborted: bool) -> str | None:
+    """How a request ended, None where it is not told."""
+    if aborted or record.get("status") == "aborted":
+        return "aborted"
+    return "finished" if record.get("finished") is not None else None
+
+
+def _work(requests: Any) -> Iterable[Record]:
+    """What a step did for each of its requests."""
+    if isinstance(requests, list):
+        requests = dict.fromkeys(id for id in requests if isinstance(id, (str, int)))
+    if not isinstance(requests, dict):
+        return
+    for id, work in requests.items():
+        told = work if isinstance(work, dict) else {}
+        yield {"request": id, "phase": told.get("phase"), "tokens": told.get("tokens")}
+
+
+def _gpu_records(records: list[Record]) -> list[Record]:
+    """Device records with their kinds as numbers and their shapes as columns."""
+    return [
+        record
+        | _shape("grid", record)
+        | _shape("block", record)
+        | {
+            "kind": _GPU_KINDS.get(str(record.get("kind")).lower(), KERNEL),
+            "copy": _place(COPY_KINDS, str(record.get("copy")).upper()),
+            "src": _place(MEMORY_KINDS, str(record.get("src")).lower()),
+            "dst": _place(MEMORY_KINDS, str(record.get("dst")).lower()),
+        }
+        for record in records
+    ]
+
+
+def _shape(name: str, record: Record) -> Record:
+    sizes = record.get(name)
+    if not isinstance(sizes, list):
+        return {}
+    return {f"{name}_{axis}": size for axis, size in zip(_AXES, sizes, strict=False)}
+
+
+def _place(texts: tuple[str, ...], text: str) -> int | None:
+    return texts.index(text) if text in texts else None
+
+
+def _span_records(records: list[Record]) -> list[Record]:
+    """Spans with the domain of our probes, unless they name their own."""
+    return [{"domain": "probe"} | record for record in records]
+
+
+_PREPARED = {"gpu": _gpu_records, "span": _span_records}
+
+
+def _first_time(timeline: Timeline) -> int | None:
+    """The smallest time in any table."""
+    times = [
+        values[known(values)]
+        for name, table in timeline.tables.items()
+        for column, values in table.known.items()
+        if TABLES[name][column] == "time"
+    ]
+    every = np.concatenate([np.empty(0, np.int64), *times])
+    return int(every.min()) if len(every) else None
+
+
+def _mend_times(timeline: Timeline) -> None:
+    """Leave out host records without a start, and let none end before it starts."""
+    for name in _SPANS:
+        table = timeline[name]
+        timed = known(table["start"])
+        timeline.note("no_timestamp", int((~timed).sum()), name, "no start; left out")
+        if name == "steps" and not timed.all():
+            _renumber(timeline, timed)
+        table = table.take(timed)
+        start, end = table["start"], table["end"]
+        open_ended = ~known(end)
+        backwards = ~open_ended & (end < start)
+        timeline.note("negative_duration", int(backwards.sum()), name, "taken as instants")
+        if name != "ranges":
+            timeline.note("no_timestamp", int(open_ended.sum()), name, "no end; taken as instants")
+            backwards |= open_ended
+        timeline.tables[name] = table.with_columns(end=np.where(backwards, start, end))
+
+
+def _renumber(timeline: Timeline, kept: Ints) -> None:
+    """Let the rows of `batch` point to their steps once some steps are left out."""
+    batch = timeline["batch"]
+    places = np.where(kept, np.cumsum(kept) - 1, -1)[batch["step"]]
+    batch = batch.with_columns(step=places)
+    timeline.tables["batch"] = batch.take(places >= 0)
