@@ -10,7 +10,7 @@ from rca_llm.attribute import calls
 from rca_llm.attribute.calls import CALL_CLASSES, CallRule, call_class
 
 
-@pytest.mark.parametrize("rule", calls.call_rules(), ids=lambda rule: rule.pattern[:40])
+@pytest.mark.parametrize("rule", calls.call_rules(), ids=[r.pattern for r in calls.call_rules()])
 def test_a_row_decides_its_own_example(rule: CallRule) -> None:
     text = calls.operation(rule.example)
     first = next(row for row in calls.call_rules() if re.fullmatch(row.pattern, text))

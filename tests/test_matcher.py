@@ -27,16 +27,16 @@ def test_first_is_the_first_that_matches(text: str, patterns: list[str]) -> None
     assert OrderedPatterns(patterns, []).first(text) == plain
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("abcd", [{"abc", "bcd"}]),
-        ("all_?reduce", [{"all", "red", "edu", "duc", "uce"}]),
-        ("abc|x(abc|def)y", [{"abc"}, set()]),
-        (r"abc\ddef?", [{"abc"}]),
-        ("ab*cde", [{"cde"}]),
-        ("(?<!fb)gem", [{"gem"}]),
-    ],
-)
+REQUIRED: list[tuple[str, list[set[str]]]] = [
+    ("abcd", [{"abc", "bcd"}]),
+    ("all_?reduce", [{"all", "red", "edu", "duc", "uce"}]),
+    ("abc|x(abc|def)y", [{"abc"}, set()]),
+    (r"abc\ddef?", [{"abc"}]),
+    ("ab*cde", [{"cde"}]),
+    ("(?<!fb)gem", [{"gem"}]),
+]
+
+
+@pytest.mark.parametrize(("pattern", "expected"), REQUIRED)
 def test_required_letters_are_in_every_match(pattern: str, expected: list[set[str]]) -> None:
     assert required_letters(pattern) == expected
