@@ -1,0 +1,183 @@
+"""One clock and one job: UTC times, side files joined to their rank, ranks checked."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from rca_llm.table import NO_TEXT, Array, Table, known
+from rca_llm.trace import TABLES, Finding, Timeline, Trace
+
+CLOCK_STEP_NS = 1_000_000
+"""Anchors that disagree by more than this tell of a stepped clock."""
+
+
+def align(trace: Trace) -> Trace:
+    """Bring all timelines of a trace onto UTC and join those that belong together."""
+    timelines = [to_utc(timeline) for timeline in trace.timelines]
+    findings = list(trace.findings)
+    timelines = _join_side_files(timelines)
+    timelines, doubles = _one_for_each_rank(timelines)
+    _number_ranks(timelines)
+    findings += doubles + _missing_ranks(timelines) + _foreign(timelines)
+    return Trace(timelines, findings)
+
+
+def to_utc(timeline: Timeline) -> Timeline:
+    """Shift every time of a timeline by the median of its anchors; unchanged without anchors."""
+    header = timeline.header
+    if header.utc or not header.anchors:
+        return timeline
+    offsets = np.array([utc - own for own, utc in header.anchors], np.int64)
+    spread = int(offsets.max() - offsets.min())
+    if spread > CLOCK_STEP_NS:
+        timeline.note("clock_step", 1, timeline.input.path, f"UTC moved by {spread} ns")
+    shift(timeline, int(np.sort(offsets)[(len(offsets) - 1) // 2]))
+    header.utc = True
+    return timeline
+
+
+def shift(timeline: Timeline, offset: int) -> None:
+    """Add an offset, ns, to every known time of a timeline."""
+    for name, table in timeline.tables.items():
+        moved = {
+            column: np.where(known(values), values + offset, values)
+            for column, values in table.known.items()
+            if TABLES[name][column] == "time"
+        }
+        timeline.tables[name] = table.with_columns(**moved)
+
+
+def _join_side_files(timelines: list[Timeline]) -> list[Timeline]:
+    """Add files that say which other file's rank they belong to, to that file."""
+    names = {
+        _basename(t.input.path): t for t in timelines if t.header.same_rank_as is None
+    }
+    kept: list[Timeline] = []
+    for timeline in timelines:
+        wanted = timeline.header.same_rank_as
+        target = names.get(_basename(wanted)) if wanted is not None else None
+        if target is None:
+            kept.append(timeline)
+        else:
+            absorb(target, timeline)
+    return kept
+
+
+def _basename(path: str) -> str:
+    """The name of a file, whatever compression it stands under."""
+    name = os.path.basename(path.rstrip("/"))
+    return name.removesuffix(".gz").removesuffix(".zst")
+
+
+def absorb(target: Timeline, other: Timeline) -> None:
+    """Append the tables of a timeline to those of another on the same clock."""
+    codes = target.strings.codes(other.strings.texts)
+    for name, table in other.tables.items():
+        steps_before = len(target["steps"])
+        moved = _recoded(name, table, codes)
+        if name == "batch":
+            steps_before -= len(other["steps"])
+            moved = moved.with_columns(step=moved["step"] + steps_before)
+        target.add(name, moved)
+    target.findings += other.findings
+    target.devices += other.devices
+    target.header.extra.setdefault("side_files", []).append(other.input)
+    target.header.graph_level = target.header.graph_level or other.header.graph_level
+    target.header.engine = target.header.engine or other.header.engine
+
+
+def _recoded(name: str, table: Table, codes: Array) -> Table:
+    lookup = np.append(codes, NO_TEXT)
+    texts = {
+        column: lookup[values]
+        for column, values in table.known.items()
+        if TABLES[name][column] == "text"
+    }
+    return table.with_columns(**texts)
+
+
+def _one_for_each_rank(timelines: list[Timeline]) -> tuple[list[Timeline], list[Finding]]:
+    """Leave out copies of a file, and join the files that say they are of one rank."""
+    kept: dict[tuple[object, ...], Timeline] = {}
+    seen: dict[tuple[object, ...], Timeline] = {}
+    findings: list[Finding] = []
+    for timeline in timelines:
+        header, path = timeline.header, timeline.input.path
+        first = seen.setdefault(_identity(timeline), timeline)
+        stated = header.rank is not None
+        place = (header.job, header.host, header.rank) if stated else (id(timeline),)
+        if first is not timeline:
+            detail = f"holds the same records as {first.input.path}; left out"
+            findings.append(Finding("duplicate_rank", 1, path, detail))
+        elif place in kept:
+            detail = f"is of the same rank as {kept[place].input.path}; read as one"
+            findings.append(Finding("merged_inputs", 1, path, detail))
+            absorb(kept[place], timeline)
+        else:
+            kept[place] = timeline
+    return list(kept.values()), findings
+
+
+def _identity(timeline: Timeline) -> tuple[object, ...]:
+    """What two copies of one recording have in common."""
+    header = timeline.header
+    sizes = tuple((name, len(table)) for name, table in sorted(timeline.tables.items()))
+    edges = tuple(
+        int(table[column].sum())
+        for name, table in sorted(timeline.tables.items())
+        for column in ("start", "t", "arrival")
+        if column in table.schema and len(table)
+    )
+    return header.job, header.rank, header.host, sizes, edges
+
+
+def _number_ranks(timelines: Sequence[Timeline]) -> None:
+    """Number the files of a job in the order given, where they do not say their rank."""
+    if len(timelines) < 2 or any(t.header.rank is not None for t in timelines):
+        return
+    for number, timeline in enumerate(timelines):
+        timeline.header.rank = number
+
+
+def _missing_ranks(timelines: Sequence[Timeline]) -> list[Finding]:
+    sizes = [t.header.world_size for t in timelines if t.header.world_size]
+    present = {t.header.rank for t in timelines if t.header.rank is not None}
+    if not sizes or not present or len(timelines) < 2:
+        return []
+    missing = sorted(set(range(max(sizes))) - present)
+    if not missing:
+        return []
+    names = ", ".join(map(str, missing))
+    detail = "no file of these ranks was given; nothing is known of them"
+    return [
+        Finding("missing_rank", len(missing), f"rank {names} of {max(sizes)}", detail)
+    ]
+
+
+def missing_ranks(timelines: Sequence[Timeline]) -> list[int]:
+    """The ranks that the job has and no timeline covers."""
+    sizes = [t.header.world_size for t in timelines if t.header.world_size]
+    present = {t.header.rank for t in timelines if t.header.rank is not None}
+    return sorted(set(range(max(sizes, default=0))) - present) if present else []
+
+
+def _foreign(timelines: Sequence[Timeline]) -> list[Finding]:
+    """Name files whose job is not the one that most files name."""
+    jobs = Counter(t.header.job for t in timelines if t.header.job is not None)
+    if len(jobs) < 2:
+        return []
+    usual = jobs.most_common(1)[0][0]
+    return [
+        Finding(
+            "foreign_rank",
+            1,
+            t.input.path,
+            f"belongs to job {t.header.job}, not {usual}",
+        )
+        for t in timelines
+        if t.header.job not in (None, usual)
+    ]

@@ -1,0 +1,191 @@
+"""Columnar tables: equally long NumPy columns with a fixed schema, and the text they point to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+UNKNOWN = np.iinfo(np.int64).min
+"""An unknown time, id or count in a 64-bit column."""
+
+NO_TEXT = -1
+"""An unknown text, and an unknown value of a small integer column."""
+
+Kind = Literal["time", "int", "small", "text", "float"]
+"""What a column holds: `time` int64 ns, `int` int64, `small` int32, `text` an int32 index into
+`Strings`, `float` float64. Unknown is `UNKNOWN`, `UNKNOWN`, -1, -1 and NaN."""
+
+_DTYPES: dict[Kind, tuple[Any, Any]] = {
+    "time": (np.int64, UNKNOWN),
+    "int": (np.int64, UNKNOWN),
+    "small": (np.int32, -1),
+    "text": (np.int32, NO_TEXT),
+    "float": (np.float64, np.nan),
+}
+
+Schema = Mapping[str, Kind]
+
+
+class Strings:
+    """The distinct texts of a timeline; columns hold their indices."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self.texts: list[str] = []
+        self._index: dict[str, int] = {}
+        for text in texts:
+            self.code(text)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, code: int) -> str:
+        """The text of a code; an unknown one is empty."""
+        return self.texts[code] if code >= 0 else ""
+
+    def code(self, text: str | None) -> int:
+        """The code of a text, new if need be; `NO_TEXT` for None."""
+        if text is None:
+            return NO_TEXT
+        found = self._index.setdefault(text, len(self.texts))
+        if found == len(self.texts):
+            self.texts.append(text)
+        return found
+
+    def find(self, text: str) -> int:
+        """The code of a text, `NO_TEXT` where it does not occur."""
+        return self._index.get(text, NO_TEXT)
+
+    def codes(self, texts: Iterable[str | None]) -> NDArray[np.int32]:
+        """The codes of many texts."""
+        return np.fromiter((self.code(text) for text in texts), np.int32)
+
+    def lookup(
+        self, values: Mapping[str, int] | Sequence[int], default: int = 0
+    ) -> Ints:
+        """A value for every code, so that `lookup(...)[column]` translates a column.
+
+        One more entry stands at the end for `NO_TEXT`. `values` maps texts, or lists a value for
+        every text in order.
+        """
+        if isinstance(values, Mapping):
+            found = [values.get(text, default) for text in self.texts]
+        else:
+            found = list(values)
+        return np.array([*found, default], np.int64)
+
+
+class Table:
+    """Rows of one kind of record, column by column.
+
+    A column that is not given is unknown in every row and takes no memory until it is asked for.
+    """
+
+    def __init__(
+        self, schema: Schema, columns: Mapping[str, Any] | None = None
+    ) -> None:
+        self.schema = schema
+        self._columns: dict[str, Array] = {}
+        lengths: set[int] = set()
+        for name, values in (columns or {}).items():
+            if name not in schema:
+                raise KeyError(name)
+            self._columns[name] = np.asarray(values, _DTYPES[schema[name]][0])
+            lengths.add(len(self._columns[name]))
+        if len(lengths) > 1:
+            raise ValueError(f"columns of different lengths: {sorted(lengths)}")
+        self._length = lengths.pop() if lengths else 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __contains__(self, column: str) -> bool:
+        """Whether the column is known in any row."""
+        return column in self._columns
+
+    def __getitem__(self, column: str) -> Array:
+        """A column; unknown throughout where it was not given."""
+        found = self._columns.get(column)
+        if found is None:
+            dtype, unknown = _DTYPES[self.schema[column]]
+            found = np.full(self._length, unknown, dtype)
+        return found
+
+    @property
+    def known(self) -> dict[str, Array]:
+        """The columns that were given."""
+        return dict(self._columns)
+
+    def take(self, rows: Array) -> Table:
+        """The rows that a mask or an index array selects, in its order."""
+        return self._like(
+            {name: values[rows] for name, values in self._columns.items()}, rows
+        )
+
+    def _like(self, columns: dict[str, Array], rows: Array) -> Table:
+        table = Table(self.schema, columns)
+        if not columns:
+            table._length = (
+                int(np.count_nonzero(rows)) if rows.dtype == bool else len(rows)
+            )
+        return table
+
+    def with_columns(self, **columns: Any) -> Table:
+        """The same rows with some columns replaced or added."""
+        return Table(self.schema, self._columns | columns)
+
+    def sorted_by(self, *columns: str) -> Table:
+        """The rows in ascending, stable order; the first column decides first."""
+        if len(columns) == 1:
+            keys = self[columns[0]]
+            if len(keys) < 2 or bool(np.all(keys[:-1] <= keys[1:])):
+                return self
+            return self.take(np.argsort(keys, kind="stable"))
+        return self.take(np.lexsort([self[name] for name in reversed(columns)]))
+
+    def frame(self, strings: Strings | None = None) -> pd.DataFrame:
+        """The table as a pandas frame, texts as categories; unknown values become missing."""
+        import pandas as pd
+
+        columns: dict[str, Any] = {}
+        for name, kind in self.schema.items():
+            values = self[name]
+            if kind == "text" and strings is not None:
+                columns[name] = pd.Categorical.from_codes(values, pd.Index(strings.texts))
+            elif kind in ("time", "int"):
+                columns[name] = pd.arrays.IntegerArray(values.copy(), values == UNKNOWN)
+            else:
+                columns[name] = values
+        return pd.DataFrame(columns)
+
+
+def concat(schema: Schema, tables: Sequence[Table]) -> Table:
+    """The rows of several tables of one schema, one after another."""
+    tables = [table for table in tables if len(table)]
+    if not tables:
+        return Table(schema)
+    if len(tables) == 1:
+        return tables[0]
+    names = [name for name in schema if any(name in table for table in tables)]
+    return Table(
+        schema, {name: np.concatenate([t[name] for t in tables]) for name in names}
+    )
+
+
+def known(values: Array) -> Mask:
+    """Where a time, id or count is known."""
+    return np.asarray(values != UNKNOWN)
+
+
+def optional(value: int) -> int | None:
+    """A plain int, or None where it is unknown."""
+    return None if value == UNKNOWN else int(value)

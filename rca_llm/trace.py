@@ -1,0 +1,276 @@
+"""What happened: the tables of a trace, the hinge between everything that reads and analyses.
+
+A `Trace` holds one `Timeline` for every input. The columns of each table are listed in `TABLES`,
+with a line on what they mean; all times are int64 ns on the timeline's clock, which is UTC once
+`Timeline.utc` says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rca_llm.table import Schema, Strings, Table, concat
+
+if TYPE_CHECKING:
+    from rca_llm.report import Report
+
+KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
+"""`gpu.kind`: a kernel, a copy, a memset, and a graph replay recorded as one piece."""
+
+COPY_KINDS = ("H2D", "D2H", "D2D", "P2P", "H2H")
+"""The texts of `gpu.copy`, by value."""
+
+MEMORY_KINDS = ("pageable", "pinned", "device", "managed")
+"""The texts of `gpu.src` and `gpu.dst`, by value."""
+
+GPU: Schema = {
+    "kind": "small",  # KERNEL, MEMCPY, MEMSET or GRAPH
+    "start": "time",
+    "end": "time",
+    "name": "text",
+    "process": "int",  # pid as in the input, 64 bit
+    "device": "small",
+    "stream": "int",
+    "correlation": "int",  # the launch call with the same number in the same process
+    "graph_node": "int",  # which node of a CUDA graph, where it came from one
+    "grid_x": "small",
+    "grid_y": "small",
+    "grid_z": "small",
+    "block_x": "small",
+    "block_y": "small",
+    "block_z": "small",
+    "registers": "small",  # per thread
+    "shared": "small",  # bytes per block, static and dynamic
+    "copy": "small",  # index into COPY_KINDS
+    "src": "small",  # index into MEMORY_KINDS
+    "dst": "small",
+    "bytes": "int",
+    "step": "int",  # id of the engine step, where the record itself says so
+}
+API: Schema = {
+    "start": "time",
+    "end": "time",
+    "name": "text",
+    "process": "int",
+    "thread": "int",
+    "correlation": "int",
+}
+RANGES: Schema = {
+    "start": "time",
+    "end": "time",
+    "name": "text",
+    "domain": "text",  # NVTX domain, "cpu_op", "annotation" or "probe"
+    "kind": "text",  # a span kind of the contract ("host", "gc" …); NO_TEXT for a plain range
+    "process": "int",
+    "thread": "int",
+    "request": "text",
+    "step": "int",
+    "bytes": "int",
+    "path": "text",
+    "fs": "text",
+    "pieces": "int",
+    "post_ns": "int",
+    "link_bytes_s": "int",
+}
+COLLECTIVES: Schema = {
+    "comm": "text",
+    "op": "text",
+    "seq": "int",
+    "rank": "int",
+    "process": "int",
+    "device": "small",
+    "bytes": "int",
+    "dtype": "text",
+    "group_size": "int",
+    "start": "time",
+    "end": "time",
+    "algo": "text",
+    "proto": "text",
+    "correlation": "int",  # of the kernel that did it, where there is one in `gpu`
+}
+REQUESTS: Schema = {
+    "id": "text",
+    "client_submit": "time",
+    "arrival": "time",
+    "scheduled": "time",
+    "first_token": "time",
+    "finished": "time",
+    "prompt_tokens": "int",
+    "output_tokens": "int",
+    "status": "text",  # "finished", "aborted" or unknown
+}
+TOKENS: Schema = {"request": "text", "t": "time"}
+MARKS: Schema = {
+    "t": "time",
+    "name": "text",  # "queued", "scheduled", "preempted", "resumed", "aborted", or a user's own
+    "request": "text",
+    "process": "int",
+    "thread": "int",
+}
+STEPS: Schema = {
+    "id": "int",
+    "process": "int",
+    "start": "time",
+    "end": "time",
+    "mode": "text",  # "graph", "eager" or unknown
+    "batch": "int",
+}
+BATCH: Schema = {
+    "step": "int",  # row number in `steps`
+    "request": "text",
+    "phase": "text",  # "prefill", "decode" or "recompute"
+    "tokens": "int",
+}
+STATES: Schema = {
+    "process": "int",
+    "thread": "int",
+    "start": "time",
+    "end": "time",
+    "state": "text",  # "running", "runnable", "blocked", "throttled" or "gil"
+}
+SAMPLES: Schema = {
+    "t": "time",
+    "metric": "text",
+    "device": "small",
+    "process": "int",
+    "value": "float",
+}
+PROCESSES: Schema = {"process": "int", "name": "text", "rank": "int"}
+THREADS: Schema = {"process": "int", "thread": "int", "name": "text"}
+
+TABLES: dict[str, Schema] = {
+    "gpu": GPU,
+    "api": API,
+    "ranges": RANGES,
+    "collectives": COLLECTIVES,
+    "requests": REQUESTS,
+    "tokens": TOKENS,
+    "marks": MARKS,
+    "steps": STEPS,
+    "batch": BATCH,
+    "states": STATES,
+    "samples": SAMPLES,
+    "processes": PROCESSES,
+    "threads": THREADS,
+}
+"""The tables of a timeline and their columns."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One quality finding of the contract: what is wrong with the data, how often and where."""
+
+    code: str
+    count: int
+    where: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Input:
+    """What was read: the contract's `inputs` row."""
+
+    path: str
+    format: str
+    tool: str | None = None
+    tool_version: str | None = None
+    rank: int | None = None
+    events: int = 0
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU as the input describes it; `limits` are device attributes under their own names.
+
+    Names used: `sms`, `warp_size`, `max_threads_per_sm`, `max_blocks_per_sm`, `registers_per_sm`,
+    `shared_per_sm` and `shared_reserved_per_block` (bytes), `memory_bytes`, `memory_bytes_s`,
+    `clock_hz`, `major`, `minor`. What the input does not say is absent.
+    """
+
+    device: int
+    name: str | None = None
+    process: int | None = None
+    limits: dict[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass
+class Header:
+    """What an input says about itself: where it was recorded and on which clock."""
+
+    utc: bool = True
+    anchors: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Pairs (time on this clock, UTC), ns; needed where the clock is not UTC."""
+    job: str | None = None
+    same_rank_as: str | None = None
+    host: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    nccl: str | None = None
+    engine: str | None = None
+    graph_level: bool | None = None
+    """Whether graph replays were recorded as one piece; None where unknown."""
+    extra: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass
+class Timeline:
+    """The tables of one input, on one clock."""
+
+    input: Input
+    header: Header = field(default_factory=Header)
+    strings: Strings = field(default_factory=Strings)
+    tables: dict[str, Table] = field(default_factory=dict[str, Table])
+    devices: list[Device] = field(default_factory=list[Device])
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+    def __getitem__(self, name: str) -> Table:
+        """A table by name, empty where the input has none."""
+        return self.tables.get(name) or Table(TABLES[name])
+
+    def text(self, code: int) -> str | None:
+        """The text of a code, None where it is unknown."""
+        return self.strings[code] if code >= 0 else None
+
+    def add(self, name: str, table: Table) -> None:
+        """Append rows to a table."""
+        self.tables[name] = concat(TABLES[name], [self[name], table])
+
+    def note(self, code: str, count: int, where: str = "", detail: str = "") -> None:
+        """Record a quality finding, unless its count is 0."""
+        if count:
+            self.findings.append(Finding(code, count, where, detail))
+
+
+@dataclass
+class Trace:
+    """Everything that was recorded of a job: a timeline for each input."""
+
+    timelines: list[Timeline]
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+    def attribute(self) -> Report:
+        """Where the time went and why."""
+        from rca_llm.report import build
+
+        return build(self)
+
+
+def merge_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings with the same code, place and detail as one, counts added, first seen first."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for finding in findings:
+        counts[finding.code, finding.where, finding.detail] += finding.count
+    return [
+        Finding(code, n, where, detail) for (code, where, detail), n in counts.items()
+    ]
+
+
+def merge(traces: Sequence[Trace]) -> Trace:
+    """Several traces as those of one job."""
+    return Trace(
+        [timeline for trace in traces for timeline in trace.timelines],
+        [finding for trace in traces for finding in trace.findings],
+    )
