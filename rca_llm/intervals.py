@@ -1,0 +1,297 @@
+"""Vectorised arithmetic on sets of half-open intervals [start, end) of integer ns."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rca_llm.table import Array, Ints, Mask
+
+NOTHING = -1
+"""The label of time that nothing covers."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Disjoint, non-empty, labelled intervals in ascending order."""
+
+    start: Ints
+    end: Ints
+    label: Ints
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def take(self, rows: Array) -> Pieces:
+        """The pieces that an ascending selection of rows names."""
+        return Pieces(self.start[rows], self.end[rows], self.label[rows])
+
+    def relabel(self, table: Array) -> Pieces:
+        """The same pieces, every label replaced by its entry in `table`."""
+        return Pieces(self.start, self.end, np.asarray(table)[self.label])
+
+    def clip(self, start: int, end: int) -> Pieces:
+        """What lies within [start, end)."""
+        first = int(np.searchsorted(self.end, start, "right"))
+        last = max(int(np.searchsorted(self.start, end, "left")), first)
+        starts = np.maximum(self.start[first:last], start)
+        return Pieces(
+            starts, np.minimum(self.end[first:last], end), self.label[first:last]
+        )
+
+    def sums(self, labels: int) -> Ints:
+        """The time of every label from 0 up to `labels` - 1, ns."""
+        return sum_by(self.label, self.end - self.start, labels)
+
+
+EMPTY = Pieces(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def sum_by(label: Array, weight: Array, labels: int) -> Ints:
+    """Exact integer sums of `weight` for every label; negative labels are left out."""
+    sums = np.zeros(labels, np.int64)
+    seen = label >= 0
+    np.add.at(sums, label[seen], weight[seen])
+    return sums
+
+
+def union(start: Array, end: Array) -> tuple[Ints, Ints]:
+    """The union as disjoint, ascending intervals that do not touch."""
+    keep = end > start
+    start, end = start[keep], end[keep]
+    if not len(start):
+        return EMPTY.start, EMPTY.end
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    opens = np.concatenate([[True], start[1:] > reach[:-1]])
+    first = np.flatnonzero(opens)
+    return start[first], reach[np.concatenate([first[1:] - 1, [len(start) - 1]])]
+
+
+def length(start: Array, end: Array) -> int:
+    """The length of the union, ns."""
+    begins, ends = union(start, end)
+    return int((ends - begins).sum())
+
+
+def lengths_by(group: Array, start: Array, end: Array, groups: int) -> Ints:
+    """The length of the union of every group's own intervals, ns."""
+    order = np.lexsort([start, group])
+    group, start, end = group[order], start[order], end[order]
+    floor = _reach_before(group, end)
+    return sum_by(group, np.maximum(end - np.maximum(start, floor), 0), groups)
+
+
+def _reach_before(group: Array, end: Array) -> Ints:
+    """How far the earlier intervals of the same group reach; the groups lie one after another."""
+    floor = np.full(len(end), np.iinfo(np.int64).min, np.int64)
+    for rows in runs(group):
+        floor[rows.start + 1 : rows.stop] = np.maximum.accumulate(end[rows])[:-1]
+    return floor
+
+
+def runs(values: Array) -> list[slice]:
+    """The slices of equal neighbours."""
+    if not len(values):
+        return []
+    cuts = np.flatnonzero(values[1:] != values[:-1]) + 1
+    edges = [0, *cuts.tolist(), len(values)]
+    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def complement(start: Array, end: Array, low: int, high: int) -> tuple[Ints, Ints]:
+    """What disjoint, ascending intervals leave free of [low, high)."""
+    starts = np.concatenate([[low], end]).astype(np.int64)
+    ends = np.concatenate([start, [high]]).astype(np.int64)
+    starts, ends = np.maximum(starts, low), np.minimum(ends, high)
+    keep = ends > starts
+    return starts[keep], ends[keep]
+
+
+def touching(start: Array, end: Array, others: tuple[Ints, Ints]) -> Mask:
+    """Which intervals overlap any of some disjoint, ascending others."""
+    begins, ends = others
+    if not len(begins):
+        return np.zeros(len(start), bool)
+    after = np.searchsorted(ends, start, "right")
+    inside = after < len(begins)
+    return np.asarray(inside & (begins[np.minimum(after, len(begins) - 1)] < end))
+
+
+def earliest_wins(start: Array, end: Array, ties: Array | None = None) -> Pieces:
+    """Who covers each instant first: of those that do, the one with the earliest start.
+
+    Of equal starts the longer wins, then the lower of `ties`. Labels are row numbers.
+    """
+    rows = np.flatnonzero(end > start)
+    start, end = start[rows], end[rows]
+    keys = [-end, start] if ties is None else [ties[rows], -end, start]
+    order = np.lexsort(keys)
+    start, end, rows = start[order], end[order], rows[order]
+    floor = (
+        np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
+        if len(end)
+        else end
+    )
+    begins = np.maximum(start, floor)
+    keep = end > begins
+    return Pieces(begins[keep], end[keep], rows[keep])
+
+
+def innermost_wins(start: Array, end: Array) -> Pieces:
+    """Who covers each instant last: of those that do, the one with the latest start.
+
+    Of equal starts the shorter wins, then the later row. Labels are row numbers.
+    """
+    rows = np.flatnonzero(end > start)
+    order = rows[np.lexsort([-end[rows], start[rows]])]
+    start, end = start[order], end[order]
+    if not len(order):
+        return EMPTY
+    pieces = _nested(start, end) if _is_nested(start, end) else _crossing(start, end)
+    return _join(pieces.relabel(order))
+
+
+def parents(start: Array, end: Array) -> Ints:
+    """The row of the innermost other interval around each, -1 where there is none.
+
+    Sorted by start, longer first; properly nested.
+    """
+    depth = np.arange(len(start)) - np.searchsorted(np.sort(end), start, "right")
+    found = np.full(len(start), NOTHING, np.int64)
+    above = np.empty(0, np.int64)
+    for level in range(int(depth.max(initial=-1)) + 1):
+        here = np.flatnonzero(depth == level)
+        if level:
+            found[here] = above[np.searchsorted(above, here) - 1]
+        above = here
+    return found
+
+
+def _is_nested(start: Array, end: Array) -> bool:
+    """Whether no two of the sorted intervals cross."""
+    around = parents(start, end)
+    inner = np.flatnonzero(around >= 0)
+    return bool(np.all(end[inner] <= end[around[inner]]))
+
+
+def _nested(start: Array, end: Array) -> Pieces:
+    """The innermost of properly nested intervals, cut at every edge."""
+    around = parents(start, end)
+    closing = np.lexsort([-np.arange(len(end)), end])
+    times = np.concatenate([end[closing], start])
+    label = np.concatenate([around[closing], np.arange(len(start))])
+    opens = np.concatenate(
+        [np.zeros(len(end), np.int64), np.ones(len(start), np.int64)]
+    )
+    order = np.lexsort([opens, times])
+    times, label = times[order], label[order]
+    keep = (times[1:] > times[:-1]) & (label[:-1] >= 0)
+    return Pieces(times[:-1][keep], times[1:][keep], label[:-1][keep])
+
+
+def _crossing(start: Array, end: Array) -> Pieces:
+    """The same for intervals that cross: one sweep with a heap of those that are open."""
+    edges = np.unique(np.concatenate([start, end])).tolist()
+    starts, ends, following = start.tolist(), end.tolist(), 0
+    heap: list[int] = []
+    labels: list[int] = []
+    for edge in edges[:-1]:
+        while following < len(starts) and starts[following] <= edge:
+            heapq.heappush(heap, -following)
+            following += 1
+        while heap and ends[-heap[0]] <= edge:
+            heapq.heappop(heap)
+        labels.append(-heap[0] if heap else NOTHING)
+    times, label = np.array(edges, np.int64), np.array(labels, np.int64)
+    keep = label >= 0
+    return Pieces(times[:-1][keep], times[1:][keep], label[keep])
+
+
+def _join(pieces: Pieces) -> Pieces:
+    """Neighbours that touch and have one label, as one piece."""
+    if len(pieces) < 2:
+        return pieces
+    same = (pieces.start[1:] == pieces.end[:-1]) & (
+        pieces.label[1:] == pieces.label[:-1]
+    )
+    first = np.flatnonzero(np.concatenate([[True], ~same]))
+    last = np.concatenate([first[1:] - 1, [len(pieces) - 1]])
+    return Pieces(pieces.start[first], pieces.end[last], pieces.label[first])
+
+
+join = _join
+
+
+def at(pieces: Pieces, times: Array) -> Ints:
+    """The row of the piece that covers each time, -1 where none does."""
+    row = np.searchsorted(pieces.start, times, "right") - 1
+    if not len(pieces):
+        return np.asarray(row, np.int64)
+    covered = (row >= 0) & (pieces.end[np.maximum(row, 0)] > times)
+    return np.where(covered, row, NOTHING)
+
+
+def cut(pieces: Pieces, edges: Array) -> Pieces:
+    """The same pieces, cut at these times as well."""
+    inside = edges[at(pieces, edges) >= 0]
+    times = np.unique(np.concatenate([pieces.start, inside]))
+    row = np.searchsorted(pieces.start, times, "right") - 1
+    following = np.concatenate([times[1:], pieces.end[-1:]])
+    return Pieces(times, np.minimum(following, pieces.end[row]), pieces.label[row])
+
+
+def overlay(layers: Sequence[Pieces], low: int, high: int) -> tuple[Pieces, Ints]:
+    """The first of several layers that covers each instant of [low, high).
+
+    Returns pieces that cover the whole of [low, high), labelled as in their layer, and the layer
+    each comes from; `NOTHING` twice where no layer covers.
+    """
+    if high <= low:
+        return EMPTY, EMPTY.label
+    edges = [np.array([low, high], np.int64)]
+    for layer in layers:
+        edges += [layer.start, layer.end]
+    times = np.unique(np.clip(np.concatenate(edges), low, high))
+    label = np.full(len(times) - 1, NOTHING, np.int64)
+    source = np.full(len(times) - 1, NOTHING, np.int64)
+    for number, layer in enumerate(layers):
+        free = np.flatnonzero(source < 0)
+        row = at(layer, times[free])
+        hit = free[row >= 0]
+        label[hit], source[hit] = layer.label[row[row >= 0]], number
+    return Pieces(times[:-1], times[1:], label), source
+
+
+def common(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> int:
+    """How long two sets of disjoint, ascending intervals run together, ns."""
+    pieces = Pieces(*other, np.zeros(len(other[0]), np.int64))
+    return int(sums_in(pieces, one[0], one[1], 1).sum())
+
+
+def sums_in(pieces: Pieces, start: Array, end: Array, labels: int) -> Ints:
+    """The time of every label within each of some windows, which may overlap.
+
+    Returns an array of shape (windows, labels), ns; negative labels are left out.
+    """
+    sums = np.zeros((len(start), labels), np.int64)
+    duration = pieces.end - pieces.start
+    for label in np.unique(pieces.label[pieces.label >= 0]).tolist():
+        mine = pieces.label == label
+        rows = Pieces(pieces.start[mine], pieces.end[mine], pieces.label[mine])
+        before = np.concatenate([[0], np.cumsum(duration[mine])])
+        sums[:, label] = _until(rows, before, end) - _until(rows, before, start)
+    return sums
+
+
+def _until(pieces: Pieces, before: Ints, times: Array) -> Ints:
+    """How much of some pieces lies before each time; `before` holds that at every piece's start."""
+    row = np.searchsorted(pieces.start, times, "right") - 1
+    inside = (
+        np.minimum(times, pieces.end[np.maximum(row, 0)])
+        - pieces.start[np.maximum(row, 0)]
+    )
+    return np.where(row >= 0, before[np.maximum(row, 0)] + inside, 0)
