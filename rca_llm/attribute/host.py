@@ -1,0 +1,187 @@
+"""What the launching thread does while the devices are idle (rule 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rca_llm import intervals
+from rca_llm.attribute.codes import CALL_PART, STATE_PART, call_codes, span_parts
+from rca_llm.attribute.links import Links, dense_threads
+from rca_llm.attribute.parts import CODE, NO_PART
+from rca_llm.attribute.ranks import Rank
+from rca_llm.intervals import Pieces
+from rca_llm.table import Array, Ints
+from rca_llm.trace import Timeline
+
+_WORKING_DOMAINS = ("cpu_op", "python")
+"""Ranges of these domains show that the thread ran the framework's own code."""
+
+NO_THREAD = -1
+
+
+@dataclass(frozen=True)
+class HostRecords:
+    """The host records of a timeline that can explain idle time, one row a record.
+
+    `thread` is an index into `threads`, pairs (process, thread); `part` is the part of idle time
+    that a record explains. `running` holds the same columns of threads seen running, which
+    explain only what nothing else does.
+    """
+
+    threads: list[tuple[int, int]]
+    thread: Ints
+    start: Ints
+    end: Ints
+    part: Ints
+    running: tuple[Ints, Ints, Ints]
+    api_thread: Ints
+    compute_ns: Ints
+    recorded_ns: Ints
+
+
+def host_records(timeline: Timeline, *, on_gpu: bool) -> HostRecords:
+    """Collect API calls, spans, operators and thread states."""
+    api, ranges, states = timeline["api"], timeline["ranges"], timeline["states"]
+    threads, (api_thread, range_thread, state_thread) = dense_threads(
+        api, ranges, states
+    )
+    range_part = _range_parts(timeline, on_gpu=on_gpu)
+    state_part = timeline.strings.lookup(
+        {k: CODE[p] for k, p in STATE_PART.items()}, NO_PART
+    )
+    columns = [
+        (
+            api_thread,
+            api["start"],
+            api["end"],
+            CALL_PART[call_codes(timeline.strings, api["name"])],
+        ),
+        (range_thread, ranges["start"], ranges["end"], range_part),
+        (state_thread, states["start"], states["end"], state_part[states["state"]]),
+    ]
+    thread, start, end, part = (
+        np.concatenate(column) for column in zip(*columns, strict=True)
+    )
+    telling = (part != NO_PART) & (end > start)
+    running = (states["state"] == timeline.strings.find("running")) & (
+        states["state"] >= 0
+    )
+    spent = np.where(range_part != NO_PART, ranges["end"] - ranges["start"], 0)
+    computing = np.where(ranges["kind"] == timeline.strings.find("compute"), spent, 0)
+    return HostRecords(
+        threads,
+        thread[telling],
+        start[telling],
+        end[telling],
+        part[telling],
+        (state_thread[running], states["start"][running], states["end"][running]),
+        api_thread,
+        intervals.sum_by(range_thread, computing, len(threads)),
+        intervals.sum_by(range_thread, spent, len(threads)),
+    )
+
+
+def _range_parts(timeline: Timeline, *, on_gpu: bool) -> Ints:
+    """The part that each range explains; a plain NVTX range or annotation explains none."""
+    ranges = timeline["ranges"]
+    parts = span_parts(timeline.strings, ranges["kind"], on_gpu=on_gpu)
+    working = dict.fromkeys(_WORKING_DOMAINS, 1)
+    plain = timeline.strings.lookup(working)[ranges["domain"]] == 1
+    return np.where((parts == NO_PART) & plain, CODE["scheduling.host"], parts)
+
+
+def main_thread(
+    records: HostRecords, launches: Ints, processes: tuple[int, ...]
+) -> int:
+    """The thread that drives a rank: it launches most, else computes most, else records most."""
+    mine = np.array([process in processes for process, _ in records.threads], bool)
+    for weight in (launches, records.compute_ns, records.recorded_ns):
+        weight = np.where(mine, weight, 0)
+        if len(weight) and weight.max() > 0:
+            return int(np.argmax(weight))
+    return int(np.flatnonzero(mine)[0]) if mine.any() else NO_THREAD
+
+
+def launching_threads(records: HostRecords, links: Links) -> Ints:
+    """The thread that launched each `gpu` row, `NO_THREAD` where that is not known."""
+    return links.of_api(records.api_thread, NO_THREAD)
+
+
+def launch_counts(records: HostRecords, launched_by: Ints) -> Ints:
+    """How many device records each thread launched."""
+    return np.bincount(launched_by[launched_by >= 0], minlength=len(records.threads))
+
+
+def responsible(gap_end: Ints, starts: Ints, launched_by: Ints, main: int) -> Ints:
+    """The thread each idle gap is charged to: the one that launches what ends the gap.
+
+    `starts` are the starts of device work in ascending order. A gap that no known launch ends
+    goes to `main`.
+    """
+    if not len(starts):
+        return np.full(len(gap_end), main, np.int64)
+    following = np.minimum(np.searchsorted(starts, gap_end, "left"), len(starts) - 1)
+    thread = launched_by[following]
+    late = gap_end > starts[-1]
+    return np.where(late | (thread < 0), main, thread)
+
+
+def explain(records: HostRecords, gaps: tuple[Ints, Ints], thread: Ints) -> Pieces:
+    """The part of every instant of some disjoint, ascending gaps; gap i belongs to `thread[i]`."""
+    found: list[Pieces] = []
+    for number in np.unique(thread).tolist():
+        mine = thread == number
+        found.append(_explain_thread(records, (gaps[0][mine], gaps[1][mine]), number))
+    if not found:
+        return intervals.EMPTY
+    pieces = Pieces(*(np.concatenate([getattr(p, n) for p in found]) for n in _FIELDS))
+    return pieces.take(np.argsort(pieces.start, kind="stable"))
+
+
+_FIELDS = ("start", "end", "label")
+
+
+def _explain_thread(
+    records: HostRecords, gaps: tuple[Ints, Ints], thread: int
+) -> Pieces:
+    """What one thread did in its gaps, `scheduling.other` where nothing tells."""
+    layers = [
+        _innermost(
+            records.start, records.end, records.part, records.thread == thread, gaps
+        ),
+        _running(records, gaps, thread),
+    ]
+    low, high = int(gaps[0][0]), int(gaps[1][-1])
+    pieces, _ = intervals.overlay(layers, low, high)
+    label = np.where(pieces.label == NO_PART, CODE["scheduling.other"], pieces.label)
+    return within(Pieces(pieces.start, pieces.end, label), gaps)
+
+
+def _innermost(
+    start: Ints, end: Ints, part: Ints, mine: Array, gaps: tuple[Ints, Ints]
+) -> Pieces:
+    rows = np.flatnonzero(mine)
+    rows = rows[intervals.touching(start[rows], end[rows], gaps)]
+    return intervals.innermost_wins(start[rows], end[rows]).relabel(part[rows])
+
+
+def _running(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:
+    owner, start, end = records.running
+    mine = owner == thread
+    begins, ends = intervals.union(start[mine], end[mine])
+    return Pieces(begins, ends, np.full(len(begins), CODE["scheduling.host"], np.int64))
+
+
+def within(pieces: Pieces, gaps: tuple[Ints, Ints]) -> Pieces:
+    """The parts of some pieces that lie within disjoint, ascending intervals."""
+    pieces = intervals.cut(pieces, np.unique(np.concatenate(gaps)))
+    row = np.searchsorted(gaps[0], pieces.start, "right") - 1
+    inside = (row >= 0) & (pieces.start < gaps[1][np.maximum(row, 0)])
+    return pieces.take(np.flatnonzero(inside))
+
+
+def is_gpu_engine(timeline: Timeline, ranks: list[Rank]) -> bool:
+    """Whether the computing is done on devices: device work or launches were recorded."""
+    return bool(len(timeline["gpu"])) or any(rank.launches for rank in ranks)

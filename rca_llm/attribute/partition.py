@@ -1,0 +1,285 @@
+"""The partition of a rank's window: each instant gets one part (CONTRACT section 5, rules 3-5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rca_llm import intervals
+from rca_llm.attribute import device, host, steps
+from rca_llm.attribute.codes import GRAPH_LAUNCH, SYNC, call_codes
+from rca_llm.attribute.device import Activity
+from rca_llm.attribute.host import HostRecords
+from rca_llm.attribute.links import Links, among, link
+from rca_llm.attribute.parts import CLASS_OF, CLASSES, CODE, NO_PART, PARTS
+from rca_llm.attribute.ranks import Rank, find_ranks
+from rca_llm.attribute.steps import Steps
+from rca_llm.intervals import Pieces
+from rca_llm.table import Ints, known
+from rca_llm.trace import Timeline
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A timeline with what attribution needs to know of it as a whole."""
+
+    timeline: Timeline
+    ranks: list[Rank]
+    links: Links
+    gpu_parts: Ints
+    calls: Ints
+    host: HostRecords
+    launched_by: Ints
+    on_gpu: bool
+    steps: Steps
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A rank's window as a partition: disjoint, ascending pieces that leave nothing out.
+
+    `part` indexes `PARTS`; `step` is a row of the recording's steps, -1 between steps; `activity`
+    a row of the rank's activities, -1 where the devices are idle.
+    """
+
+    start: Ints
+    end: Ints
+    part: Ints
+    step: Ints
+    activity: Ints
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def pieces(self) -> Pieces:
+        """The segments as pieces labelled with their part."""
+        return Pieces(self.start, self.end, self.part)
+
+    def take(self, rows: Ints) -> Segments:
+        """An ascending selection."""
+        fields = (self.start, self.end, self.part, self.step, self.activity)
+        return Segments(*(values[rows] for values in fields))
+
+    def clip(self, start: int, end: int) -> Segments:
+        """What lies within [start, end)."""
+        first = int(np.searchsorted(self.end, start, "right"))
+        last = max(int(np.searchsorted(self.start, end, "left")), first)
+        found = self.take(np.arange(first, last))
+        begins, ends = np.maximum(found.start, start), np.minimum(found.end, end)
+        return Segments(begins, ends, found.part, found.step, found.activity)
+
+
+@dataclass(frozen=True)
+class RankPartition:
+    """A rank, its activities and steps, and where its time went."""
+
+    rank: Rank
+    activity: Activity
+    segments: Segments
+    steps: Ints
+    """Rows of the recording's steps that this rank runs."""
+    step_end: Ints
+    """The end of every step of the recording on this rank, work included."""
+    step_of: Ints
+    """The step of every `gpu` row, -1 for none and for other ranks' rows."""
+    hidden: dict[str, int]
+
+    @property
+    def totals(self) -> Ints:
+        """The time of every part, ns."""
+        return self.segments.pieces.sums(len(PARTS))
+
+
+def prepare(timeline: Timeline) -> Recording:
+    """Everything about a timeline that does not depend on the rank."""
+    ranks = find_ranks(timeline)
+    gpu, api = timeline["gpu"], timeline["api"]
+    links = link(gpu, api)
+    on_gpu = host.is_gpu_engine(timeline, ranks)
+    records = host.host_records(timeline, on_gpu=on_gpu)
+    return Recording(
+        timeline,
+        ranks,
+        links,
+        device.gpu_parts(gpu, timeline.strings),
+        call_codes(timeline.strings, api["name"]),
+        records,
+        host.launching_threads(records, links),
+        on_gpu,
+        steps.find_steps(timeline),
+    )
+
+
+def activities(recording: Recording, rank: Rank) -> tuple[Activity, Ints, Ints, Ints]:
+    """A rank's device work; its steps, every `gpu` row's step and every step's end."""
+    mine = steps.of_rank(recording.steps, rank)
+    step_of = steps.assign(recording.timeline, recording.links, recording.steps, mine)
+    step_of[~among(recording.timeline["gpu"]["process"], [*rank.processes])] = (
+        steps.NO_STEP
+    )
+    extended = steps.extend(recording.steps, recording.timeline["gpu"], step_of)
+    own = device.activities(recording.timeline, rank, recording.gpu_parts, step_of)
+    return own, mine, step_of, extended.end
+
+
+def partition(
+    recording: Recording,
+    rank: Rank,
+    activity: Activity,
+    mine: Ints,
+    step_of: Ints,
+    step_end: Ints,
+) -> RankPartition:
+    """Give every instant of a rank's window its part."""
+    segments = _segments(recording, rank, activity, mine, step_end)
+    hidden = _hidden(recording, rank, activity, segments)
+    return RankPartition(rank, activity, segments, mine, step_end, step_of, hidden)
+
+
+def _segments(
+    recording: Recording, rank: Rank, activity: Activity, mine: Ints, step_end: Ints
+) -> Segments:
+    """Device work where there is some, what the host did where there is none."""
+    busy, part = _busy(rank, activity)
+    idle = part == NO_PART
+    current = steps.current(recording.steps.lasting(step_end), mine)
+    explained = _idle(recording, rank, (busy.start[idle], busy.end[idle]), current)
+    start = np.concatenate([busy.start[~idle], explained.start])
+    order = np.argsort(start, kind="stable")
+    rows = Pieces(start, np.concatenate([busy.end[~idle], explained.end]), np.arange(len(start)))
+    worker = np.concatenate([busy.label[~idle], np.full(len(explained), -1, np.int64)])
+    labels = np.concatenate([part[~idle], explained.label])
+    return _with_steps(rows.take(order), labels, worker, activity, current)
+
+
+def _busy(rank: Rank, activity: Activity) -> tuple[Pieces, Ints]:
+    """The window in pieces labelled with their activity, and the part of each; -1 where idle."""
+    if rank.traced:
+        return device.split_waits(device.occupied(activity, rank), activity)
+    if rank.span == 0:
+        return intervals.EMPTY, intervals.EMPTY.label
+    start, end, nobody = (np.array([value]) for value in (rank.start, rank.end, -1))
+    return Pieces(start, end, nobody), np.array([CODE["unknown.not_traced"]])
+
+
+def _with_steps(
+    rows: Pieces, part: Ints, worker: Ints, activity: Activity, current: Pieces
+) -> Segments:
+    """Cut at step edges and name the step of each piece; labels of `rows` lead to the columns."""
+    edges = np.unique(np.concatenate([current.start, current.end]))
+    rows = intervals.cut(rows, edges) if len(rows) else rows
+    part, worker = part[rows.label], worker[rows.label]
+    found = intervals.at(current, rows.start)
+    by_time = np.append(current.label, -1)[found]
+    by_work = np.append(activity.step, -1)[worker]
+    return Segments(rows.start, rows.end, part, np.where(by_work >= 0, by_work, by_time), worker)
+
+
+def _idle(
+    recording: Recording, rank: Rank, gaps: tuple[Ints, Ints], current: Pieces
+) -> Pieces:
+    """The part of every idle instant: replays nobody recorded, else what the host did."""
+    if not len(gaps[0]):
+        return intervals.EMPTY
+    threads = _responsible(recording, rank, gaps[1])
+    explained = host.explain(
+        recording.host, gaps, _engine_thread(recording, gaps, threads, current)
+    )
+    lost = host.within(_unrecorded(recording, rank), gaps)
+    if not len(lost):
+        return explained
+    pieces, _ = intervals.overlay([lost, explained], rank.start, rank.end)
+    return pieces.take(np.flatnonzero(pieces.label != NO_PART))
+
+
+def _responsible(recording: Recording, rank: Rank, gap_end: Ints) -> Ints:
+    gpu = recording.timeline["gpu"]
+    rows = np.flatnonzero(
+        among(gpu["process"], [*rank.processes]) & known(gpu["start"])
+    )
+    launched_by = recording.launched_by[rows]
+    counts = host.launch_counts(recording.host, launched_by)
+    main = host.main_thread(recording.host, counts, rank.processes)
+    return host.responsible(gap_end, gpu["start"][rows], launched_by, main)
+
+
+def _engine_thread(
+    recording: Recording, gaps: tuple[Ints, Ints], thread: Ints, current: Pieces
+) -> Ints:
+    """Between steps the engine's own thread is charged, where the engine is another process."""
+    processes = set(np.unique(recording.steps.process).tolist())
+    owners = {
+        recording.host.threads[number][0]
+        for number in np.unique(thread).tolist()
+        if number >= 0
+    }
+    if not processes or not recording.host.threads or owners & processes:
+        return thread
+    nobody = np.zeros(len(recording.host.threads), np.int64)
+    engine = host.main_thread(recording.host, nobody, tuple(processes))
+    between = intervals.at(current, gaps[0]) < 0
+    return np.where(between & (engine >= 0), engine, thread)
+
+
+def _unrecorded(recording: Recording, rank: Rank) -> Pieces:
+    """Where graph replays ran that left neither kernels nor a record of their own.
+
+    From each such launch to the next device record, the end of the next synchronisation on its
+    thread, or the next launch, whichever comes first.
+    """
+    timeline = recording.timeline
+    api, gpu = timeline["api"], timeline["gpu"]
+    launches = np.flatnonzero(
+        (recording.calls == GRAPH_LAUNCH) & among(api["process"], [*rank.processes])
+    )
+    launches = launches[np.isin(launches, recording.links.api_row, invert=True)]
+    if not len(launches) or not rank.traced:
+        return intervals.EMPTY
+    start = np.sort(api["start"][launches])
+    stops = [
+        start,
+        gpu["start"][known(gpu["start"])],
+        api["end"][recording.calls == SYNC],
+        np.array([rank.end], np.int64),
+    ]
+    edges = np.unique(np.concatenate(stops))
+    after = np.minimum(np.searchsorted(edges, start, "right"), len(edges) - 1)
+    end = edges[after]
+    keep = end > start
+    part = np.full(int(keep.sum()), CODE["unknown.not_recorded"], np.int64)
+    return Pieces(start[keep], end[keep], part)
+
+
+def unrecorded_graphs(recording: Recording) -> int:
+    """How many graph launches left neither kernels nor a record of their own."""
+    launches = np.flatnonzero(recording.calls == GRAPH_LAUNCH)
+    return int(np.isin(launches, recording.links.api_row, invert=True).sum())
+
+
+def _hidden(
+    recording: Recording, rank: Rank, activity: Activity, segments: Segments
+) -> dict[str, int]:
+    """For each class, how long something of it ran while another part was charged."""
+    records = recording.host
+    mine = np.array([process in rank.processes for process, _ in records.threads], bool)
+    rows = (
+        np.flatnonzero(mine[records.thread]) if len(records.thread) else records.thread
+    )
+    start = np.concatenate([activity.start, records.start[rows]])
+    end = np.concatenate([activity.end, records.end[rows]])
+    group = CLASS_OF[np.concatenate([activity.part, records.part[rows]])]
+    charged = CLASS_OF[segments.part]
+    found: dict[str, int] = {}
+    for name in ("communication", "io", "scheduling"):
+        own, paid = group == CLASSES.index(name), charged == CLASSES.index(name)
+        ran = intervals.union(
+            np.clip(start[own], rank.start, rank.end),
+            np.clip(end[own], rank.start, rank.end),
+        )
+        total = int((ran[1] - ran[0]).sum())
+        paid_for = intervals.union(segments.start[paid], segments.end[paid])
+        found[name] = total - intervals.common(ran, paid_for)
+    return found
+

@@ -1,0 +1,359 @@
+"""A request's life as a partition (CONTRACT section 5, rules 1-5)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rca_llm import intervals
+from rca_llm.attribute import steps as engine
+from rca_llm.attribute.codes import span_parts
+from rca_llm.attribute.links import among
+from rca_llm.attribute.parts import CODE, NO_PART, PARTS
+from rca_llm.attribute.partition import RankPartition, Recording, Segments
+from rca_llm.intervals import Pieces
+from rca_llm.table import UNKNOWN, Ints, Mask, known, optional
+from rca_llm.trace import Timeline
+
+QUEUE, PREEMPT = CODE["scheduling.queue"], CODE["scheduling.preempt"]
+RECOMPUTE = CODE["scheduling.recompute"]
+INTERFERENCE = CODE["scheduling.prefill_interference"]
+OTHER = CODE["scheduling.other"]
+
+_NAMED_REQUEST = re.compile(r"request[ _#:\-]+(\S+)$", re.IGNORECASE)
+"""A range that is the whole life of a request."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was recorded of a request; times are ns, None where not known."""
+
+    id: str
+    arrival: int | None
+    client_submit: int | None = None
+    scheduled: int | None = None
+    first_token: int | None = None
+    finished: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    aborted: bool = False
+    tokens: tuple[int, ...] = ()
+    preempted: tuple[tuple[int, int | None], ...] = ()
+    """Times of preemption, each with the time of resumption where that is known."""
+
+    @property
+    def status(self) -> str:
+        """The contract's `status`."""
+        if self.aborted:
+            return "aborted"
+        return "unfinished" if self.finished is None else "finished"
+
+
+@dataclass
+class Interference:
+    """A step of others that held a request up: its id, whose work it was, and for how long."""
+
+    step: int
+    owner: list[str] = field(default_factory=list[str])
+    ns: int = 0
+
+
+@dataclass(frozen=True)
+class Life:
+    """A request's time from arrival to finish as pieces labelled with parts."""
+
+    request: Request
+    pieces: Pieces
+    step: Ints
+    """The row of the engine step of every piece, -1 between steps."""
+    shared_ns: int
+    interference: list[Interference]
+
+    @property
+    def totals(self) -> Ints:
+        """The time of every part, ns."""
+        return self.pieces.sums(len(PARTS))
+
+    def totals_in(self, start: int | None, end: int | None) -> Ints | None:
+        """The time of every part between two instants, None where one is not known."""
+        if start is None or end is None:
+            return None
+        return self.pieces.clip(start, end).sums(len(PARTS))
+
+
+def requests_of(timeline: Timeline) -> list[Request]:
+    """The requests of a timeline; those that range names tell of only where none were recorded."""
+    table = timeline["requests"]
+    if not len(table):
+        return _from_ranges(timeline)
+    tokens, marks = _tokens(timeline), _marks(timeline)
+    return [
+        _recorded(timeline, row, tokens, marks)
+        for row in range(len(table))
+        if table["id"][row] >= 0
+    ]
+
+
+def _recorded(
+    timeline: Timeline,
+    row: int,
+    tokens: dict[int, tuple[int, ...]],
+    marks: dict[int, list[tuple[int, str]]],
+) -> Request:
+    table = timeline["requests"]
+    code = int(table["id"][row])
+    events = marks.get(code, [])
+    aborted = next((t for t, name in events if name == "aborted"), None)
+    stated = timeline.text(int(table["status"][row])) == "aborted"
+    seen = [t for t, name in events if name == "scheduled"]
+    finished = optional(table["finished"][row])
+    scheduled = optional(table["scheduled"][row])
+    token_times = tokens.get(code, ())
+    first = optional(table["first_token"][row])
+    return Request(
+        id=timeline.strings[code],
+        arrival=_arrival(optional(table["arrival"][row]), events),
+        client_submit=optional(table["client_submit"][row]),
+        scheduled=scheduled if scheduled is not None else min(seen, default=None),
+        first_token=first if first is not None else min(token_times, default=None),
+        finished=finished if finished is not None else aborted,
+        prompt_tokens=optional(table["prompt_tokens"][row]),
+        output_tokens=optional(table["output_tokens"][row]),
+        aborted=stated or aborted is not None,
+        tokens=token_times,
+        preempted=tuple(_preemptions(events)),
+    )
+
+
+def _arrival(stated: int | None, events: list[tuple[int, str]]) -> int | None:
+    if stated is not None:
+        return stated
+    return min((t for t, name in events if name in ("arrival", "queued")), default=None)
+
+
+def _preemptions(events: list[tuple[int, str]]) -> Iterator[tuple[int, int | None]]:
+    """Each preemption with the resumption or renewed scheduling that follows it."""
+    begun: int | None = None
+    for t, name in events:
+        if name == "preempted" and begun is None:
+            begun = t
+        elif name in ("resumed", "scheduled") and begun is not None:
+            yield begun, t
+            begun = None
+    if begun is not None:
+        yield begun, None
+
+
+def _tokens(timeline: Timeline) -> dict[int, tuple[int, ...]]:
+    table = timeline["tokens"].sorted_by("request", "t")
+    codes = table["request"]
+    return {
+        int(codes[rows.start]): tuple(table["t"][rows].tolist())
+        for rows in intervals.runs(codes)
+    }
+
+
+def _marks(timeline: Timeline) -> dict[int, list[tuple[int, str]]]:
+    table = timeline["marks"].sorted_by("request", "t")
+    codes, names = table["request"], table["name"]
+    return {
+        int(codes[rows.start]): [
+            (int(t), timeline.strings[int(name)])
+            for t, name in zip(table["t"][rows], names[rows], strict=True)
+        ]
+        for rows in intervals.runs(codes)
+    }
+
+
+def _from_ranges(timeline: Timeline) -> list[Request]:
+    ranges = timeline["ranges"]
+    named: dict[int, str] = {}
+    for code in np.unique(ranges["name"]).tolist():
+        found = _NAMED_REQUEST.match(timeline.strings[code])
+        if found:
+            named[code] = found.group(1)
+    rows = np.flatnonzero(among(ranges["name"], list(named))) if named else range(0)
+    lives: dict[str, Request] = {}
+    for row in rows:
+        id, start = named[int(ranges["name"][row])], int(ranges["start"][row])
+        while id in lives:
+            id += "'"
+        lives[id] = Request(id, start, finished=optional(ranges["end"][row]))
+    return sorted(lives.values(), key=lambda request: request.arrival or 0)
+
+
+def life(
+    request: Request, recording: Recording, partition: RankPartition, segments: Segments
+) -> Life | None:
+    """Partition a request's time; None where its arrival is not known."""
+    if request.arrival is None:
+        return None
+    end = request.finished if request.finished is not None else partition.rank.end
+    view = _covering(segments, request.arrival, max(end, request.arrival))
+    steps = recording.steps
+    member, again = _membership(recording, request)
+    admitted = _admitted(request, steps.start, member)
+    part = _labels(request, view, steps, member, again, admitted)
+    pieces = Pieces(view.start, view.end, part)
+    pieces, rows = _with_own_spans(
+        pieces, recording.timeline, request, admitted, view.step
+    )
+    member_now = np.append(member, False)[rows]
+    shared = member_now & (np.append(steps.size, UNKNOWN)[rows] > 1)
+    lasting = pieces.end - pieces.start
+    return Life(
+        request,
+        pieces,
+        rows,
+        int(lasting[shared & ~_waiting(pieces.label)].sum()),
+        _interference(recording, pieces, rows, request.id),
+    )
+
+
+def _covering(segments: Segments, start: int, end: int) -> Segments:
+    """The segments of [start, end); time outside the rank's window counts as unexplained."""
+    found = segments.clip(start, end)
+    rows = Pieces(found.start, found.end, np.arange(len(found)))
+    whole, _ = intervals.overlay([rows], start, end)
+    row = whole.label
+    part = np.append(found.part, OTHER)[row]
+    step, activity = (
+        np.append(values, -1)[row] for values in (found.step, found.activity)
+    )
+    return Segments(whole.start, whole.end, part, step, activity)
+
+
+def _membership(recording: Recording, request: Request) -> tuple[Mask, Mask]:
+    """Which steps a request is in, and in which of them it computes again what it had lost.
+
+    A step whose batch is not known counts as everybody's.
+    """
+    steps, strings = recording.steps, recording.timeline.strings
+    member = ~steps.known_batch.astype(bool)
+    again = np.zeros(len(steps), bool)
+    rows, phase = steps.of_request(strings.find(request.id))
+    member[rows] = True
+    repeats = phase == strings.find("recompute")
+    if request.preempted:
+        later = steps.start[rows] >= request.preempted[0][0]
+        repeats |= later & (phase == strings.find("prefill"))
+    again[rows] = repeats & (phase >= 0)
+    return member, again
+
+
+def _admitted(request: Request, starts: Ints, member: Mask) -> int:
+    """When the request was first scheduled: as recorded, else at its first step, else at once."""
+    if request.scheduled is not None:
+        return request.scheduled
+    arrival = request.arrival or 0
+    own = starts[member & (starts >= arrival)]
+    return int(own[0]) if len(own) else arrival
+
+
+def _labels(
+    request: Request,
+    view: Segments,
+    steps: engine.Steps,
+    member: Mask,
+    again: Mask,
+    admitted: int,
+) -> Ints:
+    """The part of every segment for this request."""
+    inside = view.step >= 0
+    own = inside & np.append(member, False)[view.step]
+    part = np.where(inside & ~own, INTERFERENCE, view.part)
+    part = np.where(own & np.append(again, False)[view.step], RECOMPUTE, part)
+    waiting = np.zeros(len(view), bool)
+    for begun, resumed in request.preempted:
+        until = _resumption(begun, resumed, steps.start, member)
+        waiting |= (view.start >= begun) & (view.start < until) & ~own
+    part = np.where(waiting, PREEMPT, part)
+    last = _last_token(request, view, own)
+    part = np.where((view.start >= last) & ~own, OTHER, part)
+    return np.where(view.start < admitted, QUEUE, part)
+
+
+def _resumption(begun: int, resumed: int | None, starts: Ints, member: Mask) -> int:
+    if resumed is not None:
+        return resumed
+    later = starts[member & (starts >= begun)]
+    return int(later[0]) if len(later) else int(np.iinfo(np.int64).max)
+
+
+def _last_token(request: Request, view: Segments, own: Mask) -> int:
+    """When the engine was done with the request: its last token, else its last step's end."""
+    if request.tokens:
+        return request.tokens[-1]
+    mine = view.end[own]
+    return int(mine[-1]) if len(mine) else int(np.iinfo(np.int64).max)
+
+
+def _with_own_spans(
+    pieces: Pieces, timeline: Timeline, request: Request, admitted: int, step: Ints
+) -> tuple[Pieces, Ints]:
+    """Let spans that name the request explain its time before admission and after its last token.
+
+    Returns the pieces and the step of each.
+    """
+    own = _own_spans(timeline, request.id)
+    rows = Pieces(pieces.start, pieces.end, np.arange(len(pieces)))
+    if not len(own) or not len(pieces):
+        return pieces, step
+    rows = intervals.cut(rows, np.unique(np.concatenate([own.start, own.end])))
+    found = intervals.at(own, rows.start)
+    label = pieces.label[rows.label]
+    open_time = among(label, [QUEUE, OTHER])
+    told = np.where(found >= 0, own.label[np.maximum(found, 0)], NO_PART)
+    part = np.where(open_time & (told != NO_PART), told, label)
+    return Pieces(rows.start, rows.end, part), step[rows.label]
+
+
+def _own_spans(timeline: Timeline, id: str) -> Pieces:
+    ranges = timeline["ranges"]
+    code = timeline.strings.find(id)
+    if "request" not in ranges or code < 0:
+        return intervals.EMPTY
+    rows = np.flatnonzero((ranges["request"] == code) & (ranges["kind"] >= 0))
+    parts = span_parts(timeline.strings, ranges["kind"][rows], on_gpu=True)
+    rows, parts = rows[parts != NO_PART], parts[parts != NO_PART]
+    return intervals.innermost_wins(ranges["start"][rows], ranges["end"][rows]).relabel(
+        parts
+    )
+
+
+def _waiting(part: Ints) -> Mask:
+    return among(part, [QUEUE, PREEMPT, INTERFERENCE])
+
+
+def _interference(
+    recording: Recording, pieces: Pieces, step: Ints, id: str
+) -> list[Interference]:
+    """What steps of others cost this request, in order.
+
+    A step that it sat out counts whole; one in which it decoded beside the prefill of others
+    counts with what it lasted longer than the median step that only decodes.
+    """
+    steps = recording.steps
+    sat_out = (pieces.label == INTERFERENCE) & (step >= 0)
+    lost = intervals.sum_by(
+        step[sat_out], (pieces.end - pieces.start)[sat_out], len(steps)
+    )
+    rows, phase = steps.of_request(recording.timeline.strings.find(id))
+    decoding = rows[phase == recording.timeline.strings.find("decode")]
+    lost[decoding] = np.maximum(lost[decoding], steps.mixed_excess[decoding])
+    return [
+        Interference(int(steps.id[row]), _owners(recording, row, id), int(lost[row]))
+        for row in np.flatnonzero(lost).tolist()
+    ]
+
+
+def _owners(recording: Recording, row: int, id: str) -> list[str]:
+    """The other requests that a step worked for; those that prefill, where any does."""
+    strings = recording.timeline.strings
+    requests, phases = recording.steps.batch_of(row)
+    prefilling = among(phases, [strings.find(phase) for phase in engine.PREFILL_PHASES])
+    chosen = requests[prefilling] if prefilling.any() else requests
+    return [name for name in (strings[int(code)] for code in chosen) if name != id]
