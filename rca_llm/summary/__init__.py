@@ -1,0 +1,1 @@
+"""The tables of the summary: one module for each kind of row."""

@@ -1,0 +1,93 @@
+"""The `quality` rows: what the readers, the repairs and the attribution found wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rca_llm.attribute.codes import GRAPH_LAUNCH
+from rca_llm.attribute.job import Job, Member
+from rca_llm.attribute.partition import Recording, unrecorded_graphs
+from rca_llm.summary import host
+from rca_llm.trace import GRAPH, KERNEL, Finding, Trace, merge_findings
+
+FEW_KERNELS = 10
+"""A step without device work beside neighbours with more kernels than this was not covered."""
+
+
+def all_findings(trace: Trace, job: Job) -> list[dict[str, Any]]:
+    """Every finding of a trace as a summary row."""
+    found = list(trace.findings)
+    for recording in job.recordings:
+        found += recording.timeline.findings
+        found += _of_recording(recording)
+    for member in job.ranks:
+        found += _of_rank(member)
+    return [vars(finding) for finding in merge_findings(found)]
+
+
+def _of_recording(recording: Recording) -> Iterator[Finding]:
+    path = recording.timeline.input.path
+    early = host.launch_after_start(recording)
+    if early:
+        detail = "kernels start before the call that launched them; left as they are"
+        yield Finding("launch_after_start", early, path, detail)
+    unlinked = host.unlinked_kernels(recording)
+    if unlinked:
+        yield Finding(
+            "unlinked_kernels", unlinked, path, "kernels whose launch was not recorded"
+        )
+    yield from _of_graphs(recording)
+
+
+def _of_graphs(recording: Recording) -> Iterator[Finding]:
+    path, kinds = recording.timeline.input.path, recording.timeline["gpu"]["kind"]
+    whole = int(np.count_nonzero(kinds == GRAPH))
+    if whole:
+        detail = (
+            "graph replays recorded as one piece: compute and communication inside them cannot be"
+            " told apart; record again with node-level graph tracing"
+        )
+        yield Finding("graph_level_only", whole, path, detail)
+    lost = unrecorded_graphs(recording)
+    if lost and any(rank.traced for rank in recording.ranks) and len(kinds):
+        launches = int(np.count_nonzero(recording.calls == GRAPH_LAUNCH))
+        detail = f"of {launches} graph launches left neither kernels nor a record of their own"
+        yield Finding("graph_not_recorded", lost, path, detail)
+
+
+def _of_rank(member: Member) -> Iterator[Finding]:
+    recording, partition = member
+    rank = partition.rank
+    if not rank.traced:
+        where = ", ".join(f"process {p}" for p in rank.processes if p > 0)
+        yield Finding(
+            "not_traced",
+            1,
+            f"rank {rank.number}" + (f", {where}" if where else ""),
+            f"{rank.launches} launches, no kernel: the device was not traced, which is not the same"
+            " as idle. Check that the process was started by spawn, not fork, that the injection"
+            " variables reach it, and that no other profiler is attached",
+        )
+    yield from _empty_steps(member)
+
+
+def _empty_steps(member: Member) -> Iterator[Finding]:
+    """Steps without device work among steps that have plenty."""
+    recording, partition = member
+    if not len(partition.steps) or not partition.rank.traced or not recording.on_gpu:
+        return
+    kernels = recording.timeline["gpu"]["kind"] == KERNEL
+    step_of = partition.step_of[kernels & (partition.step_of >= 0)]
+    counts = np.bincount(step_of, minlength=len(recording.steps))[partition.steps]
+    empty = int(np.count_nonzero(counts == 0))
+    if empty and np.median(counts) > FEW_KERNELS:
+        yield Finding(
+            "steps_without_gpu",
+            empty,
+            f"rank {partition.rank.number}",
+            f"of {len(counts)} steps contain no device work while the median step has"
+            f" {int(np.median(counts))} kernels",
+        )
