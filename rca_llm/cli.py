@@ -1,0 +1,65 @@
+"""The command line: `rca-llm COMMAND …`; one module a command, loaded when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from rca_llm import __version__
+from rca_llm.errors import RcaError
+
+COMMANDS = {
+    "report": "read traces, attribute their time, write an HTML report and the summary as JSON",
+}
+"""The commands by name, each with its line in the help; their modules are `rca_llm.commands.*`."""
+
+
+class _Commands(click.Group):
+    """Commands that are imported only when they are called, so that `--help` is fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"rca_llm.commands.{cmd_name}")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="rca-llm")
+def cli() -> None:
+    """Where every request's latency went in an LLM inference service, and why."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is that of the contract."""
+    try:
+        status = cli.main(argv, prog_name="rca-llm", standalone_mode=False)
+    except RcaError as error:
+        click.echo(f"rca-llm: {error}", err=True)
+        return error.status
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("rca-llm: interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+    return status if isinstance(status, int) else 0

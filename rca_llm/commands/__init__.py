@@ -1,0 +1,1 @@
+"""The commands of `rca-llm`, one module each; its `command` is what click runs."""

@@ -1,0 +1,59 @@
+"""`rca-llm report`: from traces to an HTML report, the summary as JSON, and a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from rca_llm import output
+from rca_llm.exporters import html, terminal
+from rca_llm.readers import load
+from rca_llm.report import Report
+
+
+def summary_text(report: Report) -> str:
+    """The summary as a JSON document; identical inputs give identical bytes."""
+    return (
+        json.dumps(report.summary, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
+    )
+
+
+def write_summary(report: Report, target: Path) -> None:
+    """Write the summary as JSON."""
+    target.write_text(summary_text(report), encoding="utf-8")
+
+
+@click.command("report")
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT…")
+@click.option(
+    "-o", "--output", "page", type=click.Path(path_type=Path), help="The HTML report."
+)
+@click.option(
+    "--json", "summary", type=click.Path(path_type=Path), help="The summary as JSON."
+)
+@click.option("--force", is_flag=True, help="Overwrite outputs that exist.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no table.")
+def command(
+    inputs: tuple[str, ...],
+    page: Path | None,
+    summary: Path | None,
+    force: bool,
+    quiet: bool,
+) -> None:
+    """Read traces (one job; several inputs are its ranks), attribute their time and explain it.
+
+    An INPUT is a run directory, a Nsight Systems export, a PyTorch trace or a file of RCA events;
+    a directory or several paths are the ranks of one job.
+    """
+    for target in (page, summary):
+        if target is not None:
+            output.check_target(target, force=force)
+    report = load(*inputs).attribute()
+    if summary is not None:
+        output.write(summary, lambda draft: write_summary(report, draft), force=force)
+    if page is not None:
+        output.write(page, lambda draft: html.write(report, draft), force=force)
+    if not quiet:
+        terminal.show(report)
