@@ -355,14 +355,14 @@ def _take_over() -> Recorder | None:
 
 def _create() -> Recorder:
     try:
-        recorder = Recorder(*_new_segment(run))
+        recorder = Recorder(*new_segment(run))
     except (OSError, ValueError):
         raise AttributeError("no segment") from None
     _recorders.append(recorder)
     return recorder
 
 
-def _new_segment(directory: str, writer: int = layout.WRITER_PYTHON) -> tuple[str, bytes]:
+def new_segment(directory: str, writer: int = layout.WRITER_PYTHON) -> tuple[str, bytes]:
     """Create an empty segment file of a free name; its path and its header."""
     pid, tid, begun = os.getpid(), native_id(), process_start()
     sequence = 0

@@ -1,0 +1,124 @@
+"""Starts a command, passes signals on to it and waits for its end.
+
+The child stays in the launcher's process group, so that a terminal's Ctrl-C and Ctrl-Z reach it as
+without a launcher, once. A signal that somebody sends to the launcher is sent on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from rca_llm.errors import RcaError
+
+NOT_FOUND, NOT_EXECUTABLE, NOT_STARTED = 127, 126, 4
+
+# Left alone: what cannot be caught, faults of the launcher itself, and job control, which the
+# terminal sends to the whole process group.
+_NOT_FORWARDED = (
+    "SIGKILL SIGSTOP SIGSEGV SIGBUS SIGFPE SIGILL SIGTRAP SIGSYS SIGCHLD SIGTSTP SIGTTIN SIGTTOU"
+    " SIGPIPE SIGXFSZ"
+).split()
+# Python ignores these two; a command expects them as they were.
+_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class NotStarted(RcaError):
+    """The command did not start; ``status`` is what a shell would report."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@contextmanager
+def held_signals() -> Iterator[set[signal.Signals]]:
+    """Keep signals pending, so that none is lost before the child runs; gives the mask before.
+
+    Must be entered before any thread starts: threads inherit it, and one that does not hold a
+    signal would take it.
+    """
+    held = forwarded() | {signal.SIGCHLD}
+    before = {signal.Signals(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, held)}
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def forwarded() -> set[int]:
+    """The signals that are passed on."""
+    left_alone = {getattr(signal, name) for name in _NOT_FORWARDED}
+    return {int(number) for number in signal.valid_signals()} - {int(n) for n in left_alone}
+
+
+def start(command: Sequence[str], env: Mapping[str, str], mask: set[signal.Signals]) -> int:
+    """Start ``command`` with ``env`` and the signal mask ``mask``; its pid.
+
+    Every inherited file descriptor stays open. Raises `NotStarted`.
+    """
+    try:
+        return _spawn(command, env, mask)
+    except OSError as error:
+        if error.errno == errno.ENOEXEC:
+            script = shutil.which(command[0]) or command[0]
+            return start(["/bin/sh", script, *command[1:]], env, mask)
+        raise _not_started(command[0], error) from None
+    except ValueError as error:  # a NUL in an argument
+        raise NotStarted(f"{command[0]!r}: {error}", NOT_EXECUTABLE) from None
+
+
+def _spawn(command: Sequence[str], env: Mapping[str, str], mask: set[signal.Signals]) -> int:
+    return os.posix_spawnp(
+        command[0], list(command), dict(env), setsigmask=mask, setsigdef=_RESTORED
+    )
+
+
+def _not_started(name: str, error: OSError) -> NotStarted:
+    reason = error.strerror or str(error)
+    if error.errno == errno.ENOENT and not os.path.exists(name):
+        return NotStarted(f"{name}: command not found", NOT_FOUND)
+    if error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+        return NotStarted(f"{name}: could not be started: {reason}", NOT_STARTED)
+    return NotStarted(f"{name}: cannot be run: {reason}", NOT_EXECUTABLE)
+
+
+def wait(pid: int) -> int:
+    """Wait for the child, passing signals on; its exit status, 128+N where signal N ended it.
+
+    Needs `held_signals`.
+    """
+    awaited = forwarded() | {int(signal.SIGCHLD)}
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        info = signal.sigwaitinfo(awaited)
+        if info.si_signo != signal.SIGCHLD and _concerns(pid, info):
+            _send(pid, info.si_signo)
+
+
+def _concerns(pid: int, info: signal.struct_siginfo) -> bool:
+    """Whether the child has to be told: the terminal tells its whole process group by itself."""
+    from_process = info.si_code <= 0 and info.si_pid != os.getpid()
+    return from_process or _group(pid) != os.getpgrp()
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass  # it has just ended, or changed its user
+

@@ -1,0 +1,264 @@
+"""``rca-llm trace``: runs a command and its whole process tree under the probes.
+
+Whatever goes wrong with the tracing costs one line on stderr and never the command or its status.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rca_llm import __version__, child, redact
+from rca_llm import run as runs
+from rca_llm.errors import RcaError
+from rca_llm.probes import format as layout
+from rca_llm.probes import recorder
+from rca_llm.run import Run
+from rca_llm.sampling import Limits, Sampler
+
+PROBES = Path(__file__).resolve().parent / "probes"
+BOOTSTRAP = PROBES / "bootstrap"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``rca-llm trace``."""
+
+    output: Path | None = None
+    report: Path | None = None
+    force: bool = False
+    paused: bool = False
+    duration_s: float | None = None
+    max_bytes: int | None = None
+    nvtx: str = "on"
+    gpu: str = "kernels"
+    cuda_graph: str = "node"
+
+
+def trace(command: Sequence[str], options: Options) -> int:
+    """Run ``command`` traced; the exit status that ``rca-llm trace`` ends with.
+
+    The command's own; 128+N where signal N ended it; 127 not found; 126 cannot be run; 4 the
+    launcher could not start it.
+    """
+    with child.held_signals() as mask:
+        env = _original_environment()
+        run = None if _is_nested(env) else _create(command, options)
+        try:
+            if run is None:
+                return child.wait(child.start(command, env, mask))
+            return _traced(command, options, run, env, mask)
+        except child.NotStarted as error:
+            say(str(error))
+            if run is not None:
+                _discard(run)
+            return error.status
+
+
+def say(line: str) -> None:
+    """One line to the user on stderr, if there still is one."""
+    try:
+        print(f"rca-llm: {line}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass
+
+
+def _is_nested(env: Mapping[str, str]) -> bool:
+    outer = env.get("RCA_LLM_RUN")
+    if not outer or not (Path(outer) / layout.CONTROL_NAME).exists():
+        return False
+    if Run(Path(outer)).manifest().get("state") == "finished":
+        return False
+    say(f"already inside a trace: this command is recorded in {outer}")
+    return True
+
+
+def _create(command: Sequence[str], options: Options) -> Run | None:
+    """The run directory, or None (and a line) where there can be none."""
+    path = (options.output or runs.default_path(command)).absolute()
+    try:
+        try:
+            return runs.create(path, paused=options.paused, force=options.force)
+        except RcaError as error:
+            other = runs.free_path(path)
+            run = runs.create(other, paused=options.paused)
+            say(f"{error}; recording into {other}")
+            return run
+    except OSError as error:
+        say(f"cannot write {path}: {error.strerror or error}; the command runs untraced")
+        return None
+
+
+def _discard(run: Run) -> None:
+    """Remove the run of a command that never started."""
+    try:
+        run.control.unlink()
+        run.segments.rmdir()
+        run.path.rmdir()
+    except OSError:
+        pass
+
+
+def _original_environment() -> dict[str, str]:
+    """The environment that the launcher was given.
+
+    Python itself may set LC_CTYPE when it starts (PEP 538); the command must not see that.
+    """
+    env = dict(os.environ)
+    try:
+        given = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return env
+    if not any(entry.startswith(b"LC_CTYPE=") for entry in given.split(b"\0")):
+        env.pop("LC_CTYPE", None)
+    return env
+
+
+def environment(base: Mapping[str, str], run: Run, options: Options) -> dict[str, str]:
+    """The environment of the traced command."""
+    env = dict(base)
+    path = env.get("PYTHONPATH")
+    env["PYTHONPATH"] = f"{BOOTSTRAP}{os.pathsep}{path}" if path else str(BOOTSTRAP)
+    env["RCA_LLM_RUN"] = str(run.path)
+    env["RCA_LLM_GPU"] = options.gpu
+    env["RCA_LLM_GRAPH"] = options.cuda_graph
+    env["RCA_LLM_NVTX"] = options.nvtx
+    library = native_library()
+    if library is not None:
+        if options.gpu != "off":
+            env.setdefault("CUDA_INJECTION64_PATH", str(library))
+        if options.nvtx == "on":
+            env.setdefault("NVTX_INJECTION64_PATH", str(library))
+    return env
+
+
+def native_library() -> Path | None:
+    """The collector library, None where it was not built."""
+    found = sorted((PROBES / "native").glob("lib*.so"))
+    return found[0] if found else None
+
+
+def _traced(
+    command: Sequence[str],
+    options: Options,
+    run: Run,
+    base: Mapping[str, str],
+    mask: set[signal.Signals],
+) -> int:
+    began = recorder.anchor()
+    pid = child.start(command, environment(base, run, options), mask)
+    manifest = _manifest(command, options, pid, began)
+    sampler = _begin(run, pid, manifest, options)
+    _warn_about_gpu(base, options)
+    status = child.wait(pid)
+    _guarded("the run could not be finished", _finish, run, sampler, manifest, status, options)
+    return status
+
+
+def _manifest(
+    command: Sequence[str], options: Options, pid: int, began: tuple[int, int, int]
+) -> dict[str, Any]:
+    settings = asdict(options)
+    for name in ("output", "report", "force"):
+        del settings[name]
+    return {
+        "version": __version__,
+        "state": "running",
+        "command": redact.command(command),
+        "pid": pid,
+        "launcher_pid": os.getpid(),
+        "host": os.uname().nodename,
+        "kernel": os.uname().release,
+        "began_utc_ns": began[1],
+        "anchors": [began[:2]],
+        "options": settings,
+    }
+
+
+def _begin(
+    run: Run, pid: int, manifest: dict[str, Any], options: Options
+) -> Sampler | None:
+    """Write the manifest and start to sample; without either the command runs on."""
+
+    def begin() -> Sampler:
+        run.write_manifest(manifest)
+        sampler = Sampler(run, pid, Limits(options.duration_s, options.max_bytes))
+        sampler.start()
+        return sampler
+
+    return _guarded("nothing is sampled", begin)
+
+
+def _guarded(what: str, action: Any, *arguments: Any) -> Any:
+    """The action's result, or one line and None where it fails."""
+    try:
+        return action(*arguments)
+    except Exception as error:  # tracing must not cost the command its status
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        say(f"{what}: {reason}")
+        return None
+
+
+def _warn_about_gpu(env: Mapping[str, str], options: Options) -> None:
+    if options.gpu == "off" or not os.path.exists("/proc/driver/nvidia/version"):
+        return
+    if native_library() is None:
+        say("no GPU records: the collector library is not built (a C compiler was missing)")
+    elif "CUDA_INJECTION64_PATH" in env:
+        say("no GPU records: CUDA_INJECTION64_PATH belongs to another tool")
+
+
+def _finish(
+    run: Run, sampler: Sampler | None, manifest: dict[str, Any], status: int, options: Options
+) -> None:
+    if sampler is not None:
+        sampler.stop()
+    ended = recorder.anchor()
+    manifest |= {
+        "state": "finished",
+        "ended_utc_ns": ended[1],
+        "status": status,
+        "anchors": [*manifest["anchors"], ended[:2]],
+    }
+    run.write_manifest(manifest)
+    _report_troubles(run, sampler)
+    if options.report is not None:
+        _guarded(f"no report {options.report}", _write_report, run, options.report)
+
+
+def _report_troubles(run: Run, sampler: Sampler | None) -> None:
+    """Say in one line what keeps this run from being whole."""
+    if sampler is not None and sampler.full:
+        say(f"{run.path}: recording ended at --max-size")
+    headers = [header for header in map(_header, run.segment_files()) if header]
+    stopped = [header for header in headers if header["stop_errno"]]
+    if stopped:
+        dropped = sum(header["dropped"] for header in stopped)
+        reason = os.strerror(stopped[0]["stop_errno"])
+        say(f"{run.path}: recording ended early: {reason} ({dropped} records lost)")
+    elif all(header["writer"] == layout.WRITER_LAUNCHER for header in headers):
+        say(
+            "no process left a trace: not Python, python -I, -E or -S, or a wiped environment;"
+            " only the launcher's samples were recorded"
+        )
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The header of a segment by field name; empty where it is not whole."""
+    with path.open("rb") as file:
+        data = file.read(layout.HEADER_BYTES)
+    if not data.startswith(layout.MAGIC):
+        return {}
+    return dict(zip(layout.HEADER_FIELDS, layout.HEADER.unpack_from(data, 8), strict=True))
+
+
+def _write_report(run: Run, path: Path) -> None:
+    from rca_llm.commands.report import write_report
+
+    write_report([run.path], path)
+

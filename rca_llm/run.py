@@ -1,0 +1,138 @@
+"""The run directory: its layout, its manifest, its gate.
+
+    RUN/manifest.json   what was run and how it ended
+    RUN/control         the gate that every process of the run looks at
+    RUN/segments/       raw records, one file a thread (docs/format.md)
+    RUN/tables/         Parquet tables, once the run is finished
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from rca_llm.errors import RcaError
+from rca_llm.probes import format as layout
+
+SCHEMA = "rca-llm/run/1"
+MANIFEST = "manifest.json"
+TABLES = "tables"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory and the paths in it."""
+
+    path: Path
+
+    @property
+    def manifest_path(self) -> Path:
+        """The manifest."""
+        return self.path / MANIFEST
+
+    @property
+    def control(self) -> Path:
+        """The control file."""
+        return self.path / layout.CONTROL_NAME
+
+    @property
+    def segments(self) -> Path:
+        """The folder of segment files."""
+        return self.path / layout.SEGMENTS_NAME
+
+    @property
+    def tables(self) -> Path:
+        """The folder of Parquet tables."""
+        return self.path / TABLES
+
+    def segment_files(self) -> list[Path]:
+        """All segment files, by name."""
+        return sorted(self.segments.glob("*" + layout.SEGMENT_SUFFIX))
+
+    def size(self) -> int:
+        """Bytes that the segments take on disk."""
+        return sum(_disk_bytes(path) for path in self.segment_files())
+
+    def manifest(self) -> dict[str, Any]:
+        """The manifest's content; empty where it cannot be read."""
+        try:
+            content = json.loads(self.manifest_path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+
+    def write_manifest(self, content: dict[str, Any]) -> None:
+        """Replace the manifest in one piece."""
+        draft = self.manifest_path.with_suffix(".tmp")
+        draft.write_text(json.dumps({"schema": SCHEMA, **content}, indent=1) + "\n", "utf-8")
+        draft.replace(self.manifest_path)
+
+    def is_open(self) -> bool:
+        """Whether the gate lets records through."""
+        return self.control.read_bytes()[layout.CONTROL_GATE_OFFSET] == 1
+
+    def set_gate(self, is_open: bool) -> None:
+        """Start or stop recording in every process of the run."""
+        with self.control.open("r+b", buffering=0) as file:
+            before = file.read(16)
+            changes = int.from_bytes(before[layout.CONTROL_CHANGES_OFFSET :], "little")
+            file.seek(layout.CONTROL_GATE_OFFSET)
+            file.write(bytes([is_open]))
+            file.seek(layout.CONTROL_CHANGES_OFFSET)
+            file.write((changes + 1).to_bytes(8, "little"))
+
+
+def _disk_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory is a run directory, by its content."""
+    return (path / layout.SEGMENTS_NAME).is_dir() or (
+        (path / TABLES).is_dir() and Run(path).manifest().get("schema") == SCHEMA
+    )
+
+
+def create(path: Path, *, paused: bool = False, force: bool = False) -> Run:
+    """Make an empty run directory at ``path``.
+
+    Raises `RcaError` where something is there already (unless an empty folder, or, with ``force``,
+    an earlier run) and `OSError` where it cannot be written.
+    """
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        if not (force and path.is_dir() and is_run(path)):
+            hint = "it is not a run directory" if force else "will not overwrite without --force"
+            raise RcaError(f"{path} exists: {hint}")
+        shutil.rmtree(path)
+    run = Run(path)
+    run.segments.mkdir(parents=True, exist_ok=True)
+    control = bytearray(layout.CONTROL_BYTES)
+    control[layout.CONTROL_GATE_OFFSET] = not paused
+    run.control.write_bytes(control)
+    return run
+
+
+def default_path(command: Sequence[str]) -> Path:
+    """``rca-<cmd>-<UTC time>.rca``, with a number where that exists."""
+    name = re.sub(r"[^A-Za-z0-9_.+-]+", "_", os.path.basename(command[0]))[:60] or "cmd"
+    stem = f"rca-{name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    return free_path(Path(f"{stem}.rca"))
+
+
+def free_path(path: Path) -> Path:
+    """``path``, or the first of ``path-2``, ``path-3`` … that does not exist."""
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return candidate

@@ -1,0 +1,174 @@
+"""The launcher's own recording: clock anchors, samples, pauses, and the limits of a run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rca_llm.probes import format as layout
+from rca_llm.probes import nvml, recorder
+from rca_llm.probes.system import Sink, System
+from rca_llm.run import Run
+
+TICK_S = 0.010
+CENSUS_S = 0.200
+SLOW_S = 1.0
+GPU_S = 0.100
+# The sampler takes at most this share of one processor: where reading takes long (many threads),
+# it reads less often.
+MAX_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When recording ends by itself: after seconds, at bytes on disk."""
+
+    duration_s: float | None = None
+    max_bytes: int | None = None
+
+
+class Sampler:
+    """Samples the process tree of ``pid`` into the run from a thread of its own."""
+
+    def __init__(self, run: Run, pid: int, limits: Limits) -> None:
+        self.run = run
+        self.limits = limits
+        self.full = False
+        self._pid = pid
+        self._stop = threading.Event()
+        self._began = time.monotonic()
+        self._recorder = open_segment(run)
+        self._system = System(self._recorder, pid, str(run.path))
+        self._gap: tuple[memoryview[int], int] | None = None
+        self._threads = [
+            threading.Thread(target=self._loop, name="rca-llm sampler", daemon=True),
+            threading.Thread(target=self._gpu_loop, name="rca-llm gpu sampler", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._anchor()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Take the last samples and end."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=5)
+        self._anchor()
+        self._close_gap()
+        self._recorder.close()
+
+    def _anchor(self) -> None:
+        monotonic, utc, width = recorder.anchor()
+        self._recorder.cell(layout.ANCHOR, monotonic, utc, min(width, layout.ALL))
+
+    def _loop(self) -> None:
+        plan = Plan([(TICK_S, self._tick), (CENSUS_S, self._census), (SLOW_S, self._slow)])
+        self._census()
+        while not self._stop.wait(plan.pause()):
+            plan.run_due()
+        self._census()
+        self._system.slow()
+        self._system.close()
+
+    def _tick(self) -> None:
+        if self._watch_gate():
+            self._system.tick()
+
+    def _census(self) -> None:
+        if self._gap is None:
+            self._system.census()
+
+    def _slow(self) -> None:
+        self._anchor()
+        if self._gap is None:
+            self._system.slow()
+            self._check_limits()
+
+    def _check_limits(self) -> None:
+        limits = self.limits
+        if limits.duration_s is not None and time.monotonic() - self._began >= limits.duration_s:
+            self._end("duration")
+        elif limits.max_bytes is not None and self.run.size() >= limits.max_bytes:
+            self.full = True
+            self._end("max-size")
+
+    def _end(self, reason: str) -> None:
+        self.limits = Limits()
+        self.run.set_gate(False)
+        self._open_gap(reason)
+
+    def _watch_gate(self) -> bool:
+        """Note when recording is switched off and on again; whether it is on."""
+        try:
+            is_open = self.run.is_open()
+        except (OSError, IndexError):
+            return False
+        if is_open:
+            self._close_gap()
+        else:
+            self._open_gap("paused")
+        return is_open
+
+    def _open_gap(self, reason: str) -> None:
+        if self._gap is None:
+            room = self._recorder.reserve_always(1)
+            if room is not None:
+                name = self._recorder.ids[reason]
+                recorder.put(*room, layout.GAP, time.perf_counter_ns(), 0, name)
+                self._gap = room
+
+    def _close_gap(self) -> None:
+        if self._gap is not None:
+            words, at = self._gap
+            words[at + 1] = time.perf_counter_ns()
+            self._gap = None
+
+    def _gpu_loop(self) -> None:
+        gpus = nvml.open_nvml()
+        if gpus is None or not gpus.handles:
+            return
+        own = open_segment(self.run)
+        for index, name in enumerate(gpus.names()):
+            own.info("gpu", name, index)
+        sink = Sink(own)
+        plan = Plan(
+            [(GPU_S, lambda: gpus.sample(sink)), (SLOW_S, lambda: gpus.sample_traffic(sink))]
+        )
+        while not self._stop.wait(plan.pause()):
+            if self._gap is None:
+                plan.run_due()
+        own.close()
+
+
+class Plan:
+    """Tasks that come due every so many seconds, slowed down to `MAX_SHARE` of a processor."""
+
+    def __init__(self, tasks: list[tuple[float, Callable[[], None]]]) -> None:
+        self._tasks = [(period, task) for period, task in tasks]
+        self._due = [time.monotonic() + period for period, _ in tasks]
+        self._cost = 0.0
+
+    def pause(self) -> float:
+        """Seconds to sleep now."""
+        ahead = min(self._due) - time.monotonic()
+        return max(ahead, self._cost * (1 / MAX_SHARE - 1), 0.001)
+
+    def run_due(self) -> None:
+        """Run every task whose time has come."""
+        began, cpu = time.monotonic(), time.thread_time()
+        for index, (period, task) in enumerate(self._tasks):
+            if self._due[index] <= began:
+                task()
+                self._due[index] = max(self._due[index] + period, time.monotonic())
+        self._cost = time.thread_time() - cpu
+
+
+def open_segment(run: Run) -> recorder.Recorder:
+    """A segment of the launcher's calling thread."""
+    path, header = recorder.new_segment(str(run.path), layout.WRITER_LAUNCHER)
+    return recorder.Recorder(path, header)
