@@ -1,0 +1,85 @@
+"""Readers: one module an input format, recognised by content, each turning it into a `Trace`.
+
+A reader is a module with two members:
+
+- `matches(source) -> bool`: whether the content (`source.head`, or the entries of a directory)
+  is this format; a name alone never decides.
+- `read(source) -> Trace`: the trace; `UnreadableInput` where it is damaged beyond use or holds no
+  events.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Protocol, cast
+
+from rca_llm.errors import UnreadableInput
+from rca_llm.readers.files import Source, entries, source
+from rca_llm.trace import Trace, merge
+
+READERS = ("run", "nsys", "cupti", "kineto", "events")
+"""The modules of this package that read a format, in the order in which they are asked."""
+
+_EXPECTED = "expected a run directory, Nsight Systems, Kineto (Chrome JSON) or RCA events"
+
+
+class Reader(Protocol):
+    """What a module of `READERS` offers."""
+
+    def matches(self, source: Source, /) -> bool:
+        """Whether the content is this reader's format."""
+        ...
+
+    def read(self, source: Source, /) -> Trace:
+        """What was recorded."""
+        ...
+
+
+def load(*paths: str | os.PathLike[str]) -> Trace:
+    """The trace of one job from all its inputs, for instance one file a rank."""
+    return merge([read(path) for path in paths])
+
+
+def read(path: str | os.PathLike[str]) -> Trace:
+    """The trace in a file, a run directory, or a directory of such files.
+
+    Raises `RcaError` for a path that does not exist and `UnreadableInput` for content that no
+    reader knows or that holds no events.
+    """
+    found = source(path)
+    reader = reader_of(found)
+    if reader is not None:
+        return reader.read(found)
+    if found.directory:
+        return _read_entries(found)
+    raise UnreadableInput(f"{found.path}: byte 0: {_EXPECTED}; found {_described(found.head)}")
+
+
+def reader_of(found: Source) -> Reader | None:
+    """The reader that knows this content, None where none does."""
+    for name in READERS:
+        reader = cast(Reader, importlib.import_module(f"{__name__}.{name}"))
+        if reader.matches(found):
+            return reader
+    return None
+
+
+def _read_entries(directory: Source) -> Trace:
+    """What the entries of a directory hold together; entries of no known format are passed over."""
+    traces: list[Trace] = []
+    for path in entries(directory.path):
+        found = source(path)
+        reader = reader_of(found)
+        if reader is not None:
+            traces.append(reader.read(found))
+    if not traces:
+        raise UnreadableInput(
+            f"{directory.path}: byte 0: {_EXPECTED} in this directory; found none"
+        )
+    return merge(traces)
+
+
+def _described(head: bytes) -> str:
+    """How an unknown content begins, for an error line."""
+    return "an empty file" if not head else repr(head[:16])

@@ -1,0 +1,253 @@
+"""Kineto traces: the Chrome JSON that torch.profiler writes, on CUDA and on ROCm.
+
+Times in the file are decimal microseconds after `baseTimeNanoseconds`, or since 1970 where that
+is missing (torch before 2.4). Device work carries the device in its arguments; its `pid` and
+`tid` are a track. A kernel belongs to the call with the same `correlation`, which is another
+number than its `External id`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rca_llm.errors import UnreadableInput
+from rca_llm.readers.exact import ints
+from rca_llm.readers.files import Source
+from rca_llm.readers.kineto_collectives import collectives
+from rca_llm.readers.kineto_device import gpu_table, without_duplicates
+from rca_llm.readers.kineto_events import Columns, joined
+from rca_llm.readers.kineto_pieces import Content, read_pieces
+from rca_llm.table import NO_TEXT, UNKNOWN, Ints, Strings, Table, known
+from rca_llm.trace import API, PROCESSES, RANGES, THREADS, Device, Header, Input, Timeline, Trace
+
+_MARKS = (b'"traceEvents"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
+
+_EPOCH_NS = 946_684_800_000_000_000
+"""The year 2000: times before it are no UTC."""
+
+_LIMITS = {
+    "numSms": "sms",
+    "warpSize": "warp_size",
+    "maxThreadsPerMultiprocessor": "max_threads_per_sm",
+    "regsPerMultiprocessor": "registers_per_sm",
+    "sharedMemPerMultiprocessor": "shared_per_sm",
+    "maxSharedMemoryPerMultiProcessor": "shared_per_sm",
+    "totalGlobalMem": "memory_bytes",
+    "computeMajor": "major",
+    "computeMinor": "minor",
+}
+"""Kineto's names of device attributes, and ours."""
+
+
+def matches(source: Source) -> bool:
+    """Whether the content begins like a Chrome trace: an object or a list of events."""
+    head = source.head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if head.startswith(b"{"):
+        return any(mark in head for mark in _MARKS)
+    return re.match(rb'\[\s*(?:\]|\{.*"ph")', head, re.DOTALL) is not None
+
+
+def read(source: Source) -> Trace:
+    """The trace in a Kineto file."""
+    content = read_pieces(source)
+    said = _header(content)
+    timeline = Timeline(Input(source.path, "kineto"), strings=Strings(content.texts))
+    base = _integer(said.get("baseTimeNanoseconds"))
+    tables = _joined_tables(content, base or 0)
+    _add_host(timeline, tables)
+    _add_names(timeline, content)
+    _add_device_work(timeline, tables)
+    timeline.header = _header_of(said, timeline)
+    _add_devices(timeline, said)
+    _note_damage(timeline, content, said)
+    events = sum(batch.events for batch in content.batches)
+    timeline.input = Input(
+        source.path,
+        "kineto",
+        tool="torch.profiler",
+        tool_version=_tool_version(said),
+        rank=timeline.header.rank,
+        events=events,
+    )
+    if not any(len(timeline[name]) for name in ("gpu", "api", "ranges")):
+        raise UnreadableInput(
+            f"{source.path}: byte {len(content.head)}: expected kernels, API calls or operators "
+            f"in traceEvents; found none in {events} events"
+        )
+    return Trace([timeline])
+
+
+def _header(content: Content) -> dict[str, Any]:
+    """What the file says beside its events; empty where that cannot be read."""
+    tail = content.batches[-1].tail if content.batches else None
+    for end in (tail or b"", b"}"):
+        text = (content.head + b"]" + end).decode("utf-8", "replace")
+        try:
+            said = msgspec.json.decode(text, strict=False)
+        except msgspec.MsgspecError:
+            continue
+        return said if isinstance(said, dict) else {}
+    return {}
+
+
+def _integer(value: object) -> int | None:
+    found = int(ints([value])[0])
+    return None if found == UNKNOWN else found
+
+
+def _joined_tables(content: Content, base: int) -> dict[str, Columns]:
+    """The columns of all batches, times in ns on the file's clock."""
+    tables: dict[str, Columns] = {}
+    for name in ("gpu", "api", "ranges", "comms"):
+        parts = [batch.tables.pop(name) for batch in content.batches if name in batch.tables]
+        if parts:
+            tables[name] = joined(parts)
+    for columns in tables.values():
+        for time in ("start", "end"):
+            if time in columns:
+                columns[time] = _moved(columns[time], base)
+    return tables
+
+
+def _moved(times: Ints, base: int) -> Ints:
+    return np.where(known(times), times + base, UNKNOWN)
+
+
+def _add_host(timeline: Timeline, tables: Mapping[str, Columns]) -> None:
+    if "api" in tables:
+        timeline.add("api", Table(API, tables["api"]))
+    if "ranges" in tables:
+        timeline.add("ranges", Table(RANGES, tables["ranges"]))
+
+
+def _add_device_work(timeline: Timeline, tables: Mapping[str, Columns]) -> None:
+    """The device records, each once, and the collectives among them."""
+    if "gpu" not in tables:
+        return
+    columns, copies = without_duplicates(tables["gpu"])
+    timeline.note("duplicate_records", copies, "gpu", "device records that occur twice, once kept")
+    timeline.add("gpu", gpu_table(columns, timeline))
+    timeline.add("collectives", collectives(columns, tables.get("comms"), timeline))
+
+
+def _add_names(timeline: Timeline, content: Content) -> None:
+    """The names of processes and threads; tracks of a device are neither."""
+    names = [name for batch in content.batches for name in batch.names]
+    if not names:
+        return
+    kinds = [kind for kind, _, _, _ in names]
+    pids = ints([pid for _, pid, _, _ in names]).tolist()
+    tids = ints([tid for _, _, tid, _ in names]).tolist()
+    texts = [text for _, _, _, text in names]
+    rows = list(zip(kinds, pids, tids, texts, strict=True))
+    devices = {pid for kind, pid, _, text in rows if kind == "process_labels" and "GPU" in text}
+    host = [row for row in rows if row[1] != UNKNOWN and row[1] not in devices]
+    _add_processes(timeline, {pid: text for kind, pid, _, text in host if kind == "process_name"})
+    _add_threads(
+        timeline,
+        {
+            (pid, tid): text
+            for kind, pid, tid, text in host
+            if kind == "thread_name" and tid != UNKNOWN and not text.startswith("stream")
+        },
+    )
+
+
+def _add_processes(timeline: Timeline, names: Mapping[int, str]) -> None:
+    columns = {"process": list(names), "name": timeline.strings.codes(names.values())}
+    timeline.add("processes", Table(PROCESSES, columns))
+
+
+def _add_threads(timeline: Timeline, names: Mapping[tuple[int, int], str]) -> None:
+    columns = {
+        "process": [process for process, _ in names],
+        "thread": [thread for _, thread in names],
+        "name": timeline.strings.codes(names.values()),
+    }
+    timeline.add("threads", Table(THREADS, columns))
+
+
+def _header_of(said: Mapping[str, Any], timeline: Timeline) -> Header:
+    job = said.get("distributedInfo")
+    job = job if isinstance(job, dict) else {}
+    host, nccl = said.get("host_name"), job.get("nccl_version")
+    return Header(
+        utc=_is_utc(timeline),
+        rank=_integer(job.get("rank")),
+        world_size=_integer(job.get("world_size")),
+        nccl=nccl if isinstance(nccl, str) else None,
+        host=host if isinstance(host, str) else None,
+        graph_level=False,
+    )
+
+
+def _is_utc(timeline: Timeline) -> bool:
+    """Whether the times are plausible as UTC."""
+    for name in ("gpu", "api", "ranges"):
+        starts = timeline[name]["start"]
+        starts = starts[known(starts)]
+        if len(starts):
+            return int(np.median(starts)) >= _EPOCH_NS
+    return True
+
+
+def _add_devices(timeline: Timeline, said: Mapping[str, Any]) -> None:
+    """The devices that worked, as the file describes them."""
+    described = said.get("deviceProperties")
+    properties = {
+        _integer(device.get("id")): device
+        for device in (described if isinstance(described, list) else [])
+        if isinstance(device, dict)
+    }
+    gpu = timeline["gpu"]
+    pairs = np.unique(np.stack([gpu["device"].astype(np.int64), gpu["process"]]), axis=1)
+    for number, process in pairs.T.tolist():
+        found = properties.get(number, {})
+        name = found.get("name")
+        timeline.devices.append(
+            Device(
+                number,
+                name if isinstance(name, str) and name else None,
+                None if process == UNKNOWN else process,
+                _limits(found),
+            )
+        )
+
+
+def _limits(properties: Mapping[str, Any]) -> dict[str, int]:
+    found = {ours: _integer(properties.get(theirs)) for theirs, ours in _LIMITS.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _tool_version(said: Mapping[str, Any]) -> str | None:
+    """The versions of the tracing library, which is all that the file tells."""
+    versions = [
+        f"{name.removesuffix('_version')} {said[name]}"
+        for name in ("cupti_version", "roctracer_version", "cuda_runtime_version")
+        if isinstance(said.get(name), int)
+    ]
+    return ", ".join(versions) or None
+
+
+def _note_damage(timeline: Timeline, content: Content, said: Mapping[str, Any]) -> None:
+    path = timeline.input.path
+    bad = sum(batch.bad_text for batch in content.batches)
+    timeline.note("bad_text", bad, path, "events with broken text, which was replaced")
+    dropped = [offset for batch in content.batches for offset in batch.dropped]
+    if dropped:
+        detail = f"events that cannot be read, the first at byte {dropped[0]}"
+        timeline.note("dropped_records", len(dropped), path, detail)
+    if _is_cut(content, said):
+        timeline.note("truncated", 1, path, f"the file ends early, at byte {content.length}")
+
+
+def _is_cut(content: Content, said: Mapping[str, Any]) -> bool:
+    tail = content.batches[-1].tail if content.batches else None
+    if content.truncated or tail is None:
+        return True
+    return content.head.lstrip().startswith(b"{") and not tail.rstrip().endswith(b"}")
