@@ -1,4 +1,4 @@
-"""Opening of inputs: local or remote, plain, gzip or zstd, with what can be read of damaged ones."""
+"""Opening of inputs: local or remote, plain, gzip or zstd, damaged ones as far as they go."""
 
 from __future__ import annotations
 
@@ -228,6 +228,6 @@ def _is_directory(path: str) -> bool:
 
 def _open(path: str) -> BinaryIO:
     if not is_url(path):
-        return open(path, "rb", buffering=1 << 18)
+        return Path(path).open("rb", buffering=1 << 18)
     system, root = _filesystem(path)
     return cast(BinaryIO, system.open(root, "rb"))

@@ -5,6 +5,7 @@ Works on bytes, so that a broken event costs itself and nothing around it.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -64,19 +65,15 @@ def first_event(text: bytes) -> tuple[int, int] | None:
 def split_events(text: bytes) -> list[tuple[int, bytes]]:
     """The events of a piece with their offsets, each with what follows it up to the next."""
     begins = [0, *_event_starts(text)]
-    return [
-        (begin, text[begin:stop])
-        for begin, stop in zip(begins, [*begins[1:], len(text)], strict=True)
-    ]
+    return [(begin, text[begin:stop]) for begin, stop in itertools.pairwise([*begins, len(text)])]
 
 
 def _event_starts(text: bytes, start: int = 0) -> list[int]:
     """Where events begin that another one precedes."""
     begins = [match.end() for match in _BOUNDARY.finditer(text, start)]
-    stops = [*begins[1:], len(text)]
     return [
         begin
-        for begin, stop in zip(begins, stops, strict=True)
+        for begin, stop in itertools.pairwise([*begins, len(text)])
         if text.find(_PHASE, begin, stop) >= 0
     ]
 

@@ -9,7 +9,7 @@ number than its `External id`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from rca_llm.readers.kineto_collectives import collectives
 from rca_llm.readers.kineto_device import gpu_table, without_duplicates
 from rca_llm.readers.kineto_events import Columns, joined
 from rca_llm.readers.kineto_pieces import Content, read_pieces
-from rca_llm.table import NO_TEXT, UNKNOWN, Ints, Strings, Table, known
+from rca_llm.table import UNKNOWN, Ints, Strings, Table, known
 from rca_llm.trace import API, PROCESSES, RANGES, THREADS, Device, Header, Input, Timeline, Trace
 
 _MARKS = (b'"traceEvents"', b'"deviceProperties"', b'"baseTimeNanoseconds"')

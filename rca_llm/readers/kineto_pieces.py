@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -210,8 +211,8 @@ def _helper_count(source: Source) -> int:
     if is_url(source.path) or not sys.executable or not hasattr(os, "sched_getaffinity"):
         return 0
     with suppress(OSError):
-        with open(source.path, "rb") as file:
-            compressed = not file.read(1).strip() in (b"{", b"[", b"")
+        with Path(source.path).open("rb") as file:
+            compressed = file.read(1).strip() not in (b"{", b"[", b"")
         if os.path.getsize(source.path) >= HELPED_BYTES[compressed]:
             return min(len(os.sched_getaffinity(0)) - 1, MOST_HELPERS)
     return 0
