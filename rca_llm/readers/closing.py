@@ -16,7 +16,7 @@ def close_ranges(timeline: Timeline, where: str = "") -> None:
     rows = np.flatnonzero(known(ranges["start"]) & ~known(ranges["end"]))
     if not len(rows):
         return
-    end = ranges["end"].copy()
+    end = np.array(ranges["end"])
     for process in np.unique(ranges["process"][rows]).tolist():
         own = rows[ranges["process"][rows] == process]
         end[own] = np.maximum(_last(timeline, process), ranges["start"][own])

@@ -1,16 +1,14 @@
-"""Reader of RCA events: JSON lines that an engine in any language can write (CONTRACT section 4)."""
+"""Reader of RCA events: JSON lines that any engine can write (`rca-llm/events/1`)."""
 
 from __future__ import annotations
 
 import io
-from collections import defaultdict
-from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 from rca_llm.errors import UnreadableInput
 from rca_llm.readers.events_lines import Lines
 from rca_llm.readers.events_tables import TYPES, Builder
+from rca_llm.readers.events_values import as_dict
 from rca_llm.readers.files import Source
 from rca_llm.trace import Trace
 
@@ -25,7 +23,7 @@ def matches(source: Source) -> bool:
         return False
     lines = source.head.split(b"\n")[:_HEADER_LINES]
     found = (Lines.decoded(line) for line in lines)
-    return any(isinstance(record, dict) and _is_ours(record) for record in found)
+    return any(_is_ours(as_dict(record)) for record in found)
 
 
 def _is_ours(record: dict[str, Any]) -> bool:

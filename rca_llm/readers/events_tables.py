@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rca_llm.readers.closing import close_ranges
-from rca_llm.readers.events_values import Values
-from rca_llm.table import NO_TEXT, UNKNOWN, Ints, Table, concat, known
+from rca_llm.readers.events_values import Values, as_dict, as_list
+from rca_llm.table import Mask, Table, concat, known
 from rca_llm.trace import (
     COPY_KINDS,
     GRAPH,
@@ -156,8 +156,7 @@ class Builder:
         tokens = [
             {"request": record["id"], "t": t}
             for record in records
-            if isinstance(record.get("token_times"), list)
-            for t in record["token_times"]
+            for t in as_list(record.get("token_times"))
         ]
         self._rows("tokens", tokens)
 
@@ -208,10 +207,9 @@ def _fill_header(header: Header, record: Record) -> None:
 
 def _anchors(value: Any) -> Iterable[tuple[int, int]]:
     """The pairs of an anchor, which is one pair or a list of pairs."""
-    if not isinstance(value, list) or not value:
-        return
-    for pair in value if isinstance(value[0], list) else [value]:
-        if isinstance(pair, list) and len(pair) == 2 and all(type(t) is int for t in pair):
+    pairs = as_list(value)
+    for pair in map(as_list, pairs if pairs and isinstance(pairs[0], list) else [value]):
+        if len(pair) == 2 and all(type(time) is int for time in pair):
             yield pair[0], pair[1]
 
 
@@ -223,13 +221,10 @@ def _status(record: Record, aborted: bool) -> str | None:
 
 
 def _work(requests: Any) -> Iterable[Record]:
-    """What a step did for each of its requests."""
-    if isinstance(requests, list):
-        requests = dict.fromkeys(id for id in requests if isinstance(id, (str, int)))
-    if not isinstance(requests, dict):
-        return
-    for id, work in requests.items():
-        told = work if isinstance(work, dict) else {}
+    """What a step did for each of its requests; a list tells only which they are."""
+    listed = dict.fromkeys(id for id in as_list(requests) if isinstance(id, (str, int)))
+    for id, work in (as_dict(requests) or listed).items():
+        told = as_dict(work)
         yield {"request": id, "phase": told.get("phase"), "tokens": told.get("tokens")}
 
 
@@ -250,9 +245,7 @@ def _gpu_records(records: list[Record]) -> list[Record]:
 
 
 def _shape(name: str, record: Record) -> Record:
-    sizes = record.get(name)
-    if not isinstance(sizes, list):
-        return {}
+    sizes = as_list(record.get(name))
     return {f"{name}_{axis}": size for axis, size in zip(_AXES, sizes, strict=False)}
 
 
@@ -299,7 +292,7 @@ def _mend_times(timeline: Timeline) -> None:
         timeline.tables[name] = table.with_columns(end=np.where(backwards, start, end))
 
 
-def _renumber(timeline: Timeline, kept: Ints) -> None:
+def _renumber(timeline: Timeline, kept: Mask) -> None:
     """Let the rows of `batch` point to their steps once some steps are left out."""
     batch = timeline["batch"]
     places = np.where(kept, np.cumsum(kept) - 1, -1)[batch["step"]]

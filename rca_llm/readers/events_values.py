@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,6 +15,16 @@ from rca_llm.trace import Timeline
 _SMALL = np.iinfo(np.int32)
 _WRONG = "values of a wrong type; taken as unknown"
 _ROUNDED = "numbers with a fraction where whole ones belong; rounded"
+
+
+def as_list(value: Any) -> list[Any]:
+    """A JSON array, empty for anything else."""
+    return [*cast("Iterable[Any]", value)] if isinstance(value, list) else []
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """A JSON object, empty for anything else."""
+    return {**cast("Mapping[str, Any]", value)} if isinstance(value, dict) else {}
 
 
 class Values:

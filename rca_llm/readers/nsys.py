@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 
 from rca_llm.errors import UnreadableInput
@@ -65,7 +65,7 @@ def _note_damage(trace: Trace, database: Database) -> None:
 
 
 @contextlib.contextmanager
-def _settled(path: Path) -> Iterator[Path]:
+def _settled(path: Path) -> Generator[Path]:
     """The database with what still stands in its journal; the user's files stay as they are."""
     journals = [path.with_name(path.name + suffix) for suffix in ("-wal", "-journal")]
     pending = [journal for journal in journals if _size(journal)]

@@ -34,18 +34,10 @@ _SHAPE = {
     "registersPerThread": "registers",
 }
 
-_COPY_ENUM = {
-    1: "HTOD",
-    2: "DTOH",
-    3: "HTOA",
-    4: "ATOH",
-    5: "ATOA",
-    6: "ATOD",
-    7: "DTOA",
-}
-_COPY_ENUM |= {8: "DTOD", 9: "HTOH", 10: "PTOP", 11: "HTOD", 12: "DTOH", 13: "DTOD"}
-_MEMORY_ENUM = {0: "PAGEABLE", 1: "PINNED", 2: "DEVICE", 3: "ARRAY", 4: "MANAGED"}
-_MEMORY_ENUM |= {5: "DEVICE_STATIC", 6: "MANAGED_STATIC"}
+_COPIES = "HTOD DTOH HTOA ATOH ATOA ATOD DTOA DTOD HTOH PTOP HTOD DTOH DTOD"
+_COPY_ENUM = dict(enumerate(_COPIES.split(), 1))
+_MEMORIES = "PAGEABLE PINNED DEVICE ARRAY MANAGED DEVICE_STATIC MANAGED_STATIC"
+_MEMORY_ENUM = dict(enumerate(_MEMORIES.split()))
 """The enumerations, for exports without their tables. CUPTI's own memory kinds are numbered
 differently."""
 
@@ -226,11 +218,11 @@ def _enumeration(export: Export, table: str) -> dict[int, str]:
 def _devices(export: Export) -> list[Device]:
     """The GPUs; once for each process that sees it, and as it numbers it, where that is told."""
     gpus = _gpus(export)
-    seen = [
-        Device(row["cudaId"], gpu.name, row.get("pid"), dict(gpu.limits))
-        for row, _ in export.records("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"])
-        if "cudaId" in row and (gpu := gpus.get(row.get("gpuId", UNKNOWN), Device(row["cudaId"])))
-    ]
+    seen: list[Device] = []
+    for row, _ in export.records("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"]):
+        if "cudaId" in row:
+            gpu = gpus.get(row.get("gpuId", UNKNOWN), Device(UNKNOWN))
+            seen.append(Device(row["cudaId"], gpu.name, row.get("pid"), dict(gpu.limits)))
     return seen or list(gpus.values())
 
 

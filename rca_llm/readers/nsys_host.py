@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rca_llm.readers.nsys_store import Export, nonzero, process, thread
-from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Mask, Table, known
+from rca_llm.table import NO_TEXT, Array, Ints, Mask, Table
 from rca_llm.trace import API, PROCESSES, RANGES, STATES, THREADS, Timeline
 
 _WAITS = {

@@ -53,8 +53,10 @@ def add(export: Export, timeline: Timeline) -> None:
 def _events(export: Export, chunk: Chunk, chosen: Mask) -> _Events:
     rows = np.flatnonzero(chosen)
     name, operator = _names(export, chunk, rows)
-    columns = (chunk[column][rows] for column in ("start", "end", "globalTid", "domainId"))
-    return _Events(*columns, name, operator)
+    start, end, tid, domain = (
+        chunk[column][rows] for column in ("start", "end", "globalTid", "domainId")
+    )
+    return _Events(start, end, tid, domain, name, operator)
 
 
 def _names(export: Export, chunk: Chunk, rows: Ints) -> tuple[Array, Mask]:

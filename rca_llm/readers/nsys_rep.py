@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from rca_llm.errors import UnreadableInput
@@ -22,7 +22,7 @@ def matches(source: Source) -> bool:
 
 
 @contextlib.contextmanager
-def exported(name: str, path: Path) -> Iterator[Path]:
+def exported(name: str, path: Path) -> Generator[Path]:
     """A temporary SQLite export of a report; `UnreadableInput` where none can be made.
 
     `name` is what the user calls the report.

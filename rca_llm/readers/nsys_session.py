@@ -6,8 +6,8 @@ from collections import Counter
 
 import numpy as np
 
-from rca_llm.readers.nsys_store import Chunk, Export, process
-from rca_llm.table import Array, Ints, Table, concat, known
+from rca_llm.readers.nsys_store import Chunk, Export
+from rca_llm.table import Table, known
 from rca_llm.trace import SAMPLES, Timeline
 
 _LOST = ("not all", "dropped", "lost", "overflow", "discarded", "incomplete")

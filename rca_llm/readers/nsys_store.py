@@ -208,7 +208,8 @@ def _plain(name: str) -> str:
 def small(values: Ints) -> Array:
     """Numbers for a small column: -1 where unknown, at most 32 bits."""
     limits = np.iinfo(np.int32)
-    return np.where(known(values), np.clip(values, limits.min, limits.max), -1).astype(np.int32)
+    capped = np.minimum(np.maximum(values, limits.min), limits.max)
+    return np.where(known(values), capped, -1).astype(np.int32)
 
 
 def nonzero(values: Ints) -> Ints:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,7 +171,8 @@ def _size(kind: Ints) -> Ints:
 
 def _words(data: Bytes, dtype: str) -> Array:
     """The 8 bytes from every place on."""
-    return cast(Array, np.ndarray((len(data) - 7,), dtype, data, strides=(1,)))
+    words: Array = np.ndarray((len(data) - 7,), dtype, data, strides=(1,))
+    return words
 
 
 def _rounded(value: float) -> int:
@@ -183,7 +183,7 @@ def _rounded(value: float) -> int:
 def _hashes(data: Bytes, at: Ints, length: Ints) -> NDArray[np.uint64]:
     """A 64-bit hash of every text, of 8 bytes at a time."""
     words = _words(data, "<u8")
-    keys = length.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    keys: NDArray[np.uint64] = length.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     rows, done = np.arange(len(at)), 0
     while len(rows := rows[length[rows] > done]):
         spare = np.maximum(done + 8 - length[rows], 0).astype(np.uint64) * np.uint64(8)

@@ -166,7 +166,7 @@ class Database:
         return level[:0]
 
     def _kind(self, level: Ints) -> int:
-        """What the pages of one level are, by the first that is there: all leaves lie equally deep."""
+        """What the pages of one level are, by the first that is there: leaves are equally deep."""
         for number in level.tolist():
             if page := self._read_page(number):
                 return page[_head(number)]
@@ -195,7 +195,7 @@ class Database:
         cuts = [*(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
         first = 0
         for last in cuts:
-            view = memoryview(data)[first * self._page : last * self._page]
+            view = data[first * self._page : last * self._page].data
             if len(view):
                 os.preadv(self._file.fileno(), [view], (int(numbers[first]) - 1) * self._page)
             first = last
@@ -285,7 +285,7 @@ def _head(number: int) -> int:
 
 
 def _columns(table: str, sql: str) -> tuple[tuple[str, ...], str | None]:
-    """A table's columns, and the one that is another name of the row id (2.3), by its definition."""
+    """The columns that a definition gives, and the one that is the row id (2.3), if one is."""
     connection = sqlite3.connect(":memory:")
     try:
         connection.execute(sql)
