@@ -1,0 +1,143 @@
+"""Parquet files from and to NumPy columns, exactly: 64-bit integers never pass through a float."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from arro3.core import (
+    Array,
+    ChunkedArray,
+    DataType,
+    RecordBatchReader,
+    Table,
+    dictionary_dictionary,
+    dictionary_indices,
+)
+from arro3.io import read_parquet, write_parquet
+from numpy.typing import NDArray
+
+_TEXT = DataType.string()
+_CODED = DataType.dictionary(DataType.int32(), _TEXT)
+_ROWS_A_BATCH = 1 << 20
+
+
+def numbers(values: NDArray[Any], unknown: NDArray[np.bool_] | None = None) -> Array:
+    """A column of numbers; the rows that `unknown` marks become null."""
+    plain = Array.from_numpy(values) if len(values) else _no_numbers(values.dtype)
+    if unknown is None or not unknown.any():
+        return plain
+    # Arrow arrays are built with nulls only from Python objects: append one null and select it.
+    rows = np.where(unknown, len(values), np.arange(len(values)))
+    joined = ChunkedArray([plain, Array([None], type=plain.type)]).combine_chunks()
+    return joined.take(Array.from_numpy(rows))
+
+
+def texts(vocabulary: Sequence[str], codes: NDArray[np.int32]) -> Array:
+    """A column of texts, given as indices into a vocabulary; an index of -1 becomes null."""
+    coded = Array([*vocabulary, None], type=_TEXT).cast(_CODED)
+    rows = np.where(codes < 0, len(vocabulary), codes).astype(np.int32)
+    return coded.take(Array.from_numpy(rows)) if len(rows) else coded.slice(0, 0)
+
+
+def to_numbers(column: Array, unknown: float) -> NDArray[Any]:
+    """The values of a column of numbers, with `unknown` in the place of null."""
+    if len(column) == 0:
+        return np.zeros(0, _dtype(column))
+    if column.null_count == 0:
+        return _values(column)
+    known, values = _buffers(column)
+    return np.where(known, values, values.dtype.type(unknown))
+
+
+def to_texts(column: Array) -> tuple[list[str], NDArray[np.int32]]:
+    """The vocabulary of a column of texts and its indices, -1 for null."""
+    coded = column.cast(_CODED)
+    vocabulary = cast("list[str]", dictionary_dictionary(coded).to_pylist())
+    return vocabulary, to_numbers(dictionary_indices(coded), -1).astype(np.int32)
+
+
+def write(path: Path, columns: Mapping[str, Array], rising: Collection[str] = ()) -> None:
+    """Write columns of one length; `rising` names those to store as differences (times, ids)."""
+    write_parquet(
+        Table.from_arrays(list(columns.values()), names=list(columns)),
+        path,
+        compression="zstd(1)",
+        column_encoding=dict.fromkeys(rising, "delta_binary_packed"),
+        column_dictionary_enabled=dict.fromkeys(rising, False),
+    )
+
+
+def read(path: Path) -> dict[str, Array]:
+    """Every column of a file, in one piece each."""
+    table = _reader(path).read_all()
+    return {name: _whole(table[name]) for name in table.column_names}
+
+
+def _reader(path: Path) -> RecordBatchReader:
+    try:
+        return read_parquet(path, batch_size=_ROWS_A_BATCH)
+    except TypeError:  # arro3 before 0.9, the last for Python 3.10: batches of 1,024 rows
+        return read_parquet(path)
+
+
+def _whole(column: ChunkedArray) -> Array:
+    """A column in one piece; an empty one has no pieces to join."""
+    if column.num_chunks:
+        return column.combine_chunks()
+    if DataType.is_dictionary(column.type):
+        return texts([], np.zeros(0, np.int32))
+    return Array([], type=column.type)
+
+
+_ARROW_TYPES = {
+    "int64": DataType.int64(),
+    "int32": DataType.int32(),
+    "float64": DataType.float64(),
+    "bool": DataType.bool(),
+}
+
+
+def _no_numbers(dtype: np.dtype[Any]) -> Array:
+    return Array([], type=_ARROW_TYPES[str(dtype)])
+
+
+def _values(column: Array) -> NDArray[Any]:
+    """The values of a column without nulls."""
+    values: NDArray[Any] = column.to_numpy()
+    return values
+
+
+def _dtype(column: Array) -> np.dtype[Any]:
+    """The NumPy type of an Arrow column."""
+    return _values(Array([0], type=column.type)).dtype
+
+
+class _ArrowArray(ctypes.Structure):
+    """The head of `struct ArrowArray` in the Arrow C data interface."""
+
+    _fields_ = (
+        ("length", ctypes.c_int64),
+        ("null_count", ctypes.c_int64),
+        ("offset", ctypes.c_int64),
+        ("n_buffers", ctypes.c_int64),
+        ("n_children", ctypes.c_int64),
+        ("buffers", ctypes.POINTER(ctypes.c_void_p)),
+    )
+
+
+def _buffers(column: Array) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+    """Which rows of a column with nulls are known, and the values; arro3 hands out neither."""
+    dtype = _dtype(column)
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    _, capsule = column.__arrow_c_array__()
+    head = _ArrowArray.from_address(pointer(capsule, b"arrow_array"))
+    stop = head.offset + head.length
+    bits = np.frombuffer(ctypes.string_at(head.buffers[0], (stop + 7) // 8), np.uint8)
+    known = np.unpackbits(bits, count=stop, bitorder="little")[head.offset :].astype(np.bool_)
+    values = np.frombuffer(ctypes.string_at(head.buffers[1], stop * dtype.itemsize), dtype)
+    return known, values[head.offset :]
