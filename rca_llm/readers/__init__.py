@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 from rca_llm.errors import UnreadableInput
 from rca_llm.readers.files import Source, entries, source
+from rca_llm.readers.foreign import described
 from rca_llm.trace import Trace, merge
 
 READERS = ("run", "nsys", "cupti", "kineto", "events")
@@ -53,7 +54,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
         return reader.read(found)
     if found.directory:
         return _read_entries(found)
-    raise UnreadableInput(f"{found.path}: byte 0: {_EXPECTED}; found {_described(found.head)}")
+    raise UnreadableInput(f"{found.path}: byte 0: {_EXPECTED}; found {described(found.head)}")
 
 
 def reader_of(found: Source) -> Reader | None:
@@ -78,8 +79,3 @@ def _read_entries(directory: Source) -> Trace:
             f"{directory.path}: byte 0: {_EXPECTED} in this directory; found none"
         )
     return merge(traces)
-
-
-def _described(head: bytes) -> str:
-    """How an unknown content begins, for an error line."""
-    return "an empty file" if not head else repr(head[:16])
