@@ -128,6 +128,8 @@ def environment(base: Mapping[str, str], run: Run, options: Options) -> dict[str
     env["RCA_LLM_GPU"] = options.gpu
     env["RCA_LLM_GRAPH"] = options.cuda_graph
     env["RCA_LLM_NVTX"] = options.nvtx
+    if options.max_bytes is not None:
+        env["RCA_LLM_MAX_BYTES"] = str(options.max_bytes)
     library = native_library()
     if library is not None:
         if options.gpu != "off":
@@ -228,7 +230,7 @@ def _finish(
     run.write_manifest(manifest)
     _report_troubles(run, sampler)
     if options.report is not None:
-        _guarded(f"no report {options.report}", _write_report, run, options.report)
+        _guarded(f"no report {options.report}", _write_report, run, options.report, options.force)
 
 
 def _report_troubles(run: Run, sampler: Sampler | None) -> None:
@@ -257,8 +259,11 @@ def _header(path: Path) -> dict[str, Any]:
     return dict(zip(layout.HEADER_FIELDS, layout.HEADER.unpack_from(data, 8), strict=True))
 
 
-def _write_report(run: Run, path: Path) -> None:
-    from rca_llm.commands.report import write_report
+def _write_report(run: Run, path: Path, force: bool) -> None:
+    from rca_llm import output
+    from rca_llm.exporters import html
+    from rca_llm.readers import load
 
-    write_report([run.path], path)
-
+    output.check_target(path, force=force)
+    report = load(run.path).attribute()
+    output.write(path, lambda draft: html.write(report, draft), force=force)

@@ -1,0 +1,62 @@
+"""`rca-llm ctl`: switches the recording of a running trace on and off, and marks instants in it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from rca_llm import sampling
+from rca_llm.errors import RcaError
+from rca_llm.probes import format as layout
+from rca_llm.probes.recorder import put
+from rca_llm.run import Run, is_run
+
+
+@click.command("ctl")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("action", type=click.Choice(["start", "stop", "mark", "status"]))
+@click.argument("name", default="mark")
+def command(run: Path, action: str, name: str) -> None:
+    """Steer the trace that writes into RUN.
+
+    start and stop switch recording on and off in every process of the trace, mark records an
+    instant called NAME, status prints what the run holds so far.
+    """
+    if not run.exists():
+        raise RcaError(f"{run}: no such run directory")
+    if not is_run(run):
+        raise RcaError(f"{run}: not a run directory")
+    found = Run(run)
+    if action == "status":
+        _show(found)
+    elif found.manifest().get("state") == "finished":
+        raise RcaError(f"{run}: this run has ended")
+    elif action == "mark":
+        _mark(found, name)
+    else:
+        found.set_gate(action == "start")
+
+
+def _mark(run: Run, name: str) -> None:
+    segment = sampling.open_segment(run)
+    room = segment.reserve_always(1)
+    if room is None:
+        raise RcaError(f"{run.path}: the mark cannot be written")
+    words, at = room
+    put(words, at, layout.MARK, time.perf_counter_ns(), 0, 0, 0, segment.ids[name])
+    segment.close()
+
+
+def _show(run: Run) -> None:
+    manifest = run.manifest()
+    files = run.segment_files()
+    state = manifest.get("state", "unknown")
+    if state == "running":
+        state = "recording" if run.is_open() else "paused"
+    pids = {path.name.split("-")[0] for path in files}
+    click.echo(f"state      {state}")
+    click.echo(f"processes  {len(pids)}")
+    click.echo(f"segments   {len(files)}")
+    click.echo(f"bytes      {run.size()}")

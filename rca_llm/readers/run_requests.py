@@ -1,0 +1,96 @@
+"""Requests of a run, put together from the events that its processes recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rca_llm.table import NO_TEXT, UNKNOWN, Strings, Table
+from rca_llm.trace import REQUESTS, TOKENS
+
+_FIRST = ("client_submit", "arrival", "scheduled", "first_token")
+_COUNTS = ("prompt_tokens", "output_tokens")
+
+
+@dataclass
+class Request:
+    """What is known of one request: first times, counts, tokens, and its scopes."""
+
+    times: dict[str, int] = field(default_factory=dict[str, int])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    tokens: list[int] = field(default_factory=list[int])
+    finished: int = UNKNOWN
+    status: str | None = None
+    opened: int = UNKNOWN
+    closed: int = UNKNOWN
+    open_scopes: int = 0
+    failed: bool = False
+
+
+class Requests:
+    """Collects request events and scopes by id."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Request] = {}
+
+    def _of(self, request: str) -> Request:
+        return self.by_id.setdefault(request, Request())
+
+    def event(self, request: str, name: str, time: int, count: int) -> None:
+        """One REQUEST cell: a time, or a count."""
+        found = self._of(request)
+        if name in _COUNTS:
+            found.counts[name] = count
+            return
+        if name in ("token", "first_token"):
+            found.tokens.append(time)
+        if name in ("finished", "aborted"):
+            found.finished = max(found.finished, time)
+            found.status = "aborted" if "aborted" in (name, found.status) else name
+        elif name in _FIRST:
+            found.times[name] = min(found.times.get(name, time), time)
+
+    def scope(self, request: str, start: int, end: int | None, failed: bool) -> None:
+        """One scope; ``end`` is None where it was never left."""
+        found = self._of(request)
+        found.opened = start if found.opened == UNKNOWN else min(found.opened, start)
+        if end is None:
+            found.open_scopes += 1
+        elif end >= found.closed:
+            found.closed, found.failed = end, failed
+
+    def tables(self, strings: Strings) -> tuple[Table, Table]:
+        """The `requests` and `tokens` rows."""
+        rows = [_row(name, found) for name, found in self.by_id.items()]
+        columns = {
+            name: _column(name, [row[name] for row in rows], strings) for name in REQUESTS if rows
+        }
+        ids = [name for name, found in self.by_id.items() for _ in found.tokens]
+        times = [time for found in self.by_id.values() for time in sorted(found.tokens)]
+        tokens = Table(TOKENS, {"request": strings.codes(ids), "t": times})
+        return Table(REQUESTS, columns), tokens
+
+
+Value = int | str | None
+
+
+def _row(name: str, found: Request) -> dict[str, Value]:
+    """A request's row; what its events leave open is taken from its scopes."""
+    row: dict[str, Value] = {"id": name, "status": found.status, "finished": found.finished}
+    row.update({key: found.times.get(key, UNKNOWN) for key in _FIRST})
+    row.update({key: found.counts.get(key, UNKNOWN) for key in _COUNTS})
+    if row["arrival"] == UNKNOWN:
+        row["arrival"] = found.opened
+    if found.finished == UNKNOWN and not found.open_scopes and found.closed != UNKNOWN:
+        row["finished"] = found.closed
+        row["status"] = "aborted" if found.failed else "finished"
+    if row["first_token"] == UNKNOWN and found.tokens:
+        row["first_token"] = min(found.tokens)
+    return row
+
+
+def _column(name: str, values: list[Value], strings: Strings) -> list[int]:
+    code: Callable[[str | None], int] = strings.code
+    if REQUESTS[name] == "text":
+        return [code(value) if isinstance(value, str) else NO_TEXT for value in values]
+    return [value if isinstance(value, int) else UNKNOWN for value in values]

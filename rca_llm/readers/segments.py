@@ -1,0 +1,149 @@
+"""Segment files of a run directory as NumPy cells; `docs/format.md` says what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rca_llm.probes import format as layout
+from rca_llm.table import NO_TEXT, Array, Ints, Mask, Strings
+
+Codes = NDArray[np.int32]
+
+CELL = np.dtype(list(layout.CELL_FIELDS))
+_PAYLOADS = (layout.PENDING, layout.NAME, layout.BUFFER)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """One whole payload: its cell and its bytes."""
+
+    cell: np.void
+    data: memoryview
+
+
+@dataclass
+class Segment:
+    """One segment file: its header, its cells and the names in it.
+
+    `cells` are all cells in file order, `kinds` their types: 0 for what is no cell (torn records,
+    unused room, payloads).
+    """
+
+    name: str
+    header: dict[str, Any]
+    cells: Array
+    kinds: NDArray[np.uint8]
+    flags: NDArray[np.uint8]
+    names: dict[int, str] = field(default_factory=dict[int, str])
+    buffers: list[Payload] = field(default_factory=list[Payload])
+    damaged: int = 0
+    """Cells that no recorder writes, and payloads that run past the end of the file."""
+
+    @property
+    def pid(self) -> int:
+        """The process that wrote it."""
+        return int(self.header["pid"])
+
+    def of(self, kind: int) -> Ints:
+        """The places of all cells of one type, in order."""
+        return np.flatnonzero(self.kinds == kind)
+
+    def text(self, field_name: str) -> str:
+        """A string of the header."""
+        return bytes(self.header[field_name]).split(b"\0")[0].decode("utf-8", "replace")
+
+    def codes(self, strings: Strings) -> Codes:
+        """Text codes by NAME id; 0 and unknown ids have none. Look up with `coded`."""
+        codes = np.full(max(self.names, default=0) + 2, NO_TEXT, np.int32)
+        for number, text in self.names.items():
+            codes[number] = strings.code(text)
+        return codes
+
+    def followers(self, places: Ints, kind: int, distance: int = 1) -> tuple[Ints, Mask]:
+        """The cells `distance` behind others, and whether those are of type `kind`."""
+        behind = np.minimum(places + distance, max(len(self.cells) - 1, 0))
+        return behind, (self.kinds[behind] == kind) & (behind == places + distance)
+
+
+def coded(codes: Codes, ids: Array) -> Codes:
+    """`codes` by id; ids beyond it have no text."""
+    return codes[np.minimum(ids, len(codes) - 1)]
+
+
+def parse(name: str, data: bytes | bytearray | memoryview) -> Segment | None:
+    """The segment in a file's content; None where not even its header is whole."""
+    view = memoryview(data)
+    if len(view) < layout.HEADER_BYTES or view[: len(layout.MAGIC)] != layout.MAGIC:
+        return None
+    values = layout.HEADER.unpack_from(view, len(layout.MAGIC))
+    header = dict(zip(layout.HEADER_FIELDS, values, strict=True))
+    if header["cell_bytes"] != layout.CELL_BYTES or header["header_bytes"] < layout.HEADER_BYTES:
+        return None
+    body = view[header["header_bytes"] :]
+    cells = np.frombuffer(body, CELL, len(body) // layout.CELL_BYTES)
+    segment = _classified(name, header, cells)
+    _read_payloads(segment, body)
+    _apply_ends(segment)
+    return segment
+
+
+def _classified(name: str, header: dict[str, Any], cells: Array) -> Segment:
+    tags = cells["tag"]
+    ours = (tags & layout.TAG_MASK) == layout.TAG
+    kinds = np.where(ours, tags & 0xFF, 0).astype(np.uint8)
+    flags = (tags >> layout.FLAG_SHIFT).astype(np.uint8)
+    return Segment(name, header, cells, kinds, flags)
+
+
+def _read_payloads(segment: Segment, body: memoryview) -> None:
+    """Take payloads out of the cells: their bytes may look like any."""
+    inside = np.zeros(len(segment.cells), bool)
+    for place, cells in _payload_places(segment):
+        inside[place + 1 : place + 1 + cells] = True
+        cell = segment.cells[place]
+        begin = (place + 1) * layout.CELL_BYTES
+        data = body[begin : begin + int(cell["b"])]
+        kind = segment.kinds[place]
+        if kind == layout.NAME:
+            segment.names[int(cell["c"])] = bytes(data).decode("utf-8", "replace")
+        elif kind == layout.BUFFER:
+            segment.buffers.append(Payload(cell, data))
+    segment.kinds[inside] = 0
+    unknown = (segment.cells["tag"] != 0) & (segment.kinds == 0) & ~inside
+    segment.damaged += int(unknown.sum())
+
+
+def _payload_places(segment: Segment) -> Iterator[tuple[int, int]]:
+    """Where payload cells stand and how many cells follow each, those inside others left out."""
+    sizes = segment.cells["b"]
+    free = 0
+    for place in np.flatnonzero(np.isin(segment.kinds, _PAYLOADS)).tolist():
+        if place < free:
+            continue
+        size = int(sizes[place])
+        cells = layout.payload_cells(max(size, 0))
+        if size < 0 or place + 1 + cells > len(segment.cells):
+            segment.damaged += 1
+            segment.kinds[place] = 0
+            continue
+        free = place + 1 + cells
+        yield place, cells
+
+
+def _apply_ends(segment: Segment) -> None:
+    """Store the ends that END cells bring to other cells of the same segment."""
+    ends = segment.of(layout.END)
+    ends = ends[segment.cells["d"][ends] == 0]
+    if not len(ends):
+        return
+    first = segment.header["header_bytes"]
+    places = (segment.cells["b"][ends] - first) // layout.CELL_BYTES
+    inside = (places >= 0) & (places < len(segment.cells))
+    segment.cells = segment.cells.copy()
+    segment.cells["b"][places[inside]] = segment.cells["a"][ends[inside]]
+    segment.flags[places[inside]] |= segment.flags[ends[inside]] & layout.FLAG_ERROR
