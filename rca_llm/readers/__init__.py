@@ -17,7 +17,7 @@ from typing import Protocol, cast
 from rca_llm.errors import UnreadableInput
 from rca_llm.readers.files import Source, entries, source
 from rca_llm.readers.foreign import described
-from rca_llm.trace import Trace, merge
+from rca_llm.trace import Finding, Trace, merge
 
 READERS = ("run", "nsys", "cupti", "kineto", "events")
 """The modules of this package that read a format, in the order in which they are asked."""
@@ -67,15 +67,24 @@ def reader_of(found: Source) -> Reader | None:
 
 
 def _read_entries(directory: Source) -> Trace:
-    """What the entries of a directory hold together; entries of no known format are passed over."""
+    """What the entries of a directory hold together.
+
+    Entries of no known format are passed over; an unreadable one among sound ones is a finding.
+    """
     traces: list[Trace] = []
+    refused: list[Finding] = []
     for path in entries(directory.path):
         found = source(path)
         reader = reader_of(found)
-        if reader is not None:
-            traces.append(reader.read(found))
+        try:
+            traces += [] if reader is None else [reader.read(found)]
+        except UnreadableInput as error:
+            refused.append(Finding("truncated", 1, path, str(error)))
     if not traces:
+        what = refused[0].detail if refused else "none"
         raise UnreadableInput(
-            f"{directory.path}: byte 0: {_EXPECTED} in this directory; found none"
+            f"{directory.path}: byte 0: {_EXPECTED} in this directory; found {what}"
         )
-    return merge(traces)
+    trace = merge(traces)
+    trace.findings += refused
+    return trace

@@ -16,6 +16,7 @@ _BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|dur|pid|tid|id|arg
 _PHASE = b'"ph"'
 """The key that every event has, and nested objects do not."""
 
+_EVENT_END = re.compile(rb"\}\s*,")
 _LIST_END = re.compile(rb"\}\s*,?\s*\]")
 
 _REPLACEMENT = "\ufffd".encode()
@@ -115,30 +116,35 @@ def salvage(text: bytes, valid: Valid, last: bool) -> Salvage:
 
 
 def _salvage_event(result: Salvage, chunk: bytes, offset: int, valid: Valid, final: bool) -> None:
-    event = chunk.strip().removesuffix(b",").rstrip()
-    end = None if valid(event) and _clean(event) == event else list_end(chunk, valid)
-    if end is not None:
-        event, result.tail = chunk[: end[0]].strip(), chunk[end[1] :]
-    if not event:
-        return
-    mended = mend(event, valid)
-    if mended is None and final and result.tail is None:
-        mended = _closed(result, chunk, valid)
-    if mended is not None:
-        result.events.append(mended)
-        result.bad_text += _NOT_FINITE.sub(rb"\1null", event) != mended and event != mended
-    elif not final:
+    """Read one event and what follows it up to the next."""
+    readings = _readings(chunk)
+    sound = [reading for reading in readings if valid(reading[0])]
+    for event, tail in sound or readings:
+        mended = mend(event, valid)
+        if mended is not None:
+            result.events.append(mended)
+            result.bad_text += mended not in (event, _finite(event))
+            result.tail = tail
+            return
+    if chunk.lstrip().startswith(b"]"):
+        result.tail = chunk.lstrip()[1:]
+    elif final:
+        result.events += _before_cut(chunk, valid)
+    else:
         result.dropped.append(offset)
 
 
-def _closed(result: Salvage, chunk: bytes, valid: Valid) -> bytes | None:
-    """A damaged last event that the end of the list follows."""
-    for match in _LIST_END.finditer(chunk):
-        mended = mend(chunk[: match.start() + 1].strip(), valid)
-        if mended is not None:
-            result.tail = chunk[match.end() :]
-            return mended
-    return None
+def _readings(chunk: bytes) -> list[tuple[bytes, bytes | None]]:
+    """The event that a chunk may be, or the one with which the list ends and what follows it."""
+    whole: bytes = chunk.strip().removesuffix(b",").rstrip()
+    ends = _LIST_END.finditer(chunk)
+    return [(whole, None), *((chunk[: m.start() + 1].strip(), chunk[m.end() :]) for m in ends)]
+
+
+def _before_cut(chunk: bytes, valid: Valid) -> list[bytes]:
+    """The whole event, if there is one, before the beginning of the one that was cut off."""
+    ends = [chunk[: match.start() + 1].strip() for match in _EVENT_END.finditer(chunk)]
+    return [event for event in ends if valid(event)][:1]
 
 
 def mend(event: bytes, valid: Valid) -> bytes | None:

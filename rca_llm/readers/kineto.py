@@ -21,6 +21,7 @@ from rca_llm.readers.files import Source
 from rca_llm.readers.kineto_collectives import collectives
 from rca_llm.readers.kineto_device import gpu_table, without_duplicates
 from rca_llm.readers.kineto_events import Columns, joined
+from rca_llm.readers.kineto_flows import link_by_flows
 from rca_llm.readers.kineto_pieces import Content, read_pieces
 from rca_llm.table import UNKNOWN, Ints, Strings, Table, known
 from rca_llm.trace import API, PROCESSES, RANGES, THREADS, Device, Header, Input, Timeline, Trace
@@ -58,7 +59,9 @@ def read(source: Source) -> Trace:
     said = _header(content)
     timeline = Timeline(Input(source.path, "kineto"), strings=Strings(content.texts))
     base = _integer(said.get("baseTimeNanoseconds"))
-    tables = _joined_tables(content, base or 0)
+    tables = _joined_tables(content)
+    link_by_flows(source, tables)
+    _move(tables, base or 0)
     _add_host(timeline, tables)
     _add_names(timeline, content)
     _add_device_work(timeline, tables)
@@ -100,18 +103,22 @@ def _integer(value: object) -> int | None:
     return None if found == UNKNOWN else found
 
 
-def _joined_tables(content: Content, base: int) -> dict[str, Columns]:
-    """The columns of all batches, times in ns on the file's clock."""
+def _joined_tables(content: Content) -> dict[str, Columns]:
+    """The columns of all batches; the batches give theirs up."""
     tables: dict[str, Columns] = {}
     for name in ("gpu", "api", "ranges", "comms"):
         parts = [batch.tables.pop(name) for batch in content.batches if name in batch.tables]
         if parts:
             tables[name] = joined(parts)
+    return tables
+
+
+def _move(tables: Mapping[str, Columns], base: int) -> None:
+    """Put all times on the clock that the base time belongs to."""
     for columns in tables.values():
         for time in ("start", "end"):
             if time in columns:
                 columns[time] = _moved(columns[time], base)
-    return tables
 
 
 def _moved(times: Ints, base: int) -> Ints:

@@ -38,7 +38,7 @@ MOST_HELPERS = 3
 _HELPER = "rca_llm.readers.kineto_helper"
 
 _TICKETS = 1 << 13
-"""Pieces that are shared out at most; what lies beyond (32 GiB of text) this process reads."""
+"""Pieces that are shared out at most; what lies beyond (8 GiB of text) this process reads."""
 
 _TICKET = 4
 """Bytes of a ticket."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from rca_llm.readers.files import Stream
 from rca_llm.readers.jsontext import first_event
 
-BLOCK = 1 << 22
-"""Bytes of a block: small beside the memory limit, large beside what a piece costs by itself."""
+BLOCK = 1 << 20
+"""Bytes of a block: small beside the processor's caches, large beside what a piece costs by itself."""
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LIST = re.compile(rb"\s*\[")
