@@ -291,7 +291,7 @@ def _columns(table: str, sql: str) -> tuple[tuple[str, ...], str | None]:
         connection.execute(sql)
         quoted = table.replace('"', '""')
         found = connection.execute(f'PRAGMA table_info("{quoted}")').fetchall()
-    except sqlite3.Error:
+    except (sqlite3.Error, sqlite3.Warning, ValueError):
         return (), None
     finally:
         connection.close()
