@@ -134,7 +134,7 @@ class _Reading:
         places = places[cells["a"][places] != 0]
         places = places[~self._in_gap(cells["a"][places])]
         kind = coded(codes, cells["d"][places])
-        scopes = kind == self.strings.find(_REQUEST_KIND)
+        scopes = kind == self.strings.code(_REQUEST_KIND)
         if scopes.any():
             self._scopes(segment, places[scopes])
             places, kind = places[~scopes], kind[~scopes]
