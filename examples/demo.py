@@ -1,0 +1,85 @@
+"""The demonstration behind `make demo`: the server under more load than it can take.
+
+Starts `serve.py` on a free port, sends requests faster than it answers them, so that a queue
+forms and the KV cache runs out now and then, stops it with SIGTERM, and ends with its status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0
+
+
+def start_server(
+    folder: Path, arguments: argparse.Namespace
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the server and wait until it listens; its process and port."""
+    port_file = folder / "port"
+    command = [sys.executable, str(HERE / "serve.py"), "--port", "0"]
+    command += ["--port-file", str(port_file), "--access-log", str(folder / "access.log")]
+    command += ["--weights", str(arguments.weights or folder / "weights")]
+    command += ["--kv-blocks", str(arguments.kv_blocks)]
+    server = subprocess.Popen(command)
+    deadline = time.monotonic() + START_SECONDS
+    while not port_file.exists():
+        if server.poll() is not None or time.monotonic() > deadline:
+            server.kill()
+            raise SystemExit(f"demo.py: the server did not start (status {server.wait()})")
+        time.sleep(0.05)
+    return server, int(port_file.read_text(encoding="ascii"))
+
+
+def send_load(port: int, arguments: argparse.Namespace) -> int:
+    """Run the load generator to its end; its status."""
+    command = [sys.executable, str(HERE / "load.py"), "--url", f"http://127.0.0.1:{port}"]
+    command += ["--requests", str(arguments.requests), "--rate", str(arguments.rate)]
+    if arguments.json is not None:
+        command += ["--json", str(arguments.json)]
+    return subprocess.run(command, check=False).returncode
+
+
+def stop_server(server: subprocess.Popen[bytes]) -> int:
+    """Ask the server to end, and insist where it does not; its status."""
+    server.send_signal(signal.SIGTERM)
+    try:
+        return server.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        return server.wait()
+
+
+def raise_exit(number: int, _frame: object) -> None:
+    """End through the `finally` that stops the server."""
+    raise SystemExit(128 + number)
+
+
+def main() -> int:
+    """Server, load, stop; the server's status, or the load generator's where only that failed."""
+    parser = argparse.ArgumentParser(description="The example server under load.")
+    parser.add_argument("--requests", type=int, default=80)
+    parser.add_argument("--rate", type=float, default=40.0, help="arrivals a second")
+    parser.add_argument("--kv-blocks", type=int, default=80, help="a small cache: preemption shows")
+    parser.add_argument("--weights", type=Path, help="keep the weights there")
+    parser.add_argument("--json", type=Path, help="write the client's times there")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, raise_exit)
+    with tempfile.TemporaryDirectory(prefix="rca-llm-demo-") as folder:
+        server, port = start_server(Path(folder), arguments)
+        try:
+            load_status = send_load(port, arguments)
+        finally:
+            status = stop_server(server)
+    return status if status else load_status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The shape of the model, as stored in `config.json` beside its weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The sizes of a decoder-only transformer; the defaults make 4.4 million parameters.
+
+    They are chosen for a CPU core: a decode step of a few sequences takes a few milliseconds and
+    the prefill of a long prompt several times that.
+    """
+
+    dim: int = 256
+    layers: int = 6
+    heads: int = 8
+    kv_heads: int = 2
+    hidden: int = 704
+    vocab: int = 258
+    max_positions: int = 1024
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-5
+    seed: int = 20261129
+
+    @property
+    def head_dim(self) -> int:
+        """The width of one attention head."""
+        return self.dim // self.heads
+
+    @property
+    def group(self) -> int:
+        """How many query heads share one key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """What one token occupies in the KV cache over all layers, in bytes (float32)."""
+        return 2 * 4 * self.layers * self.kv_heads * self.head_dim
+
+    def write(self, path: Path) -> None:
+        """Write the configuration as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> ModelConfig:
+        """Read what `write` wrote; ValueError where it is anything else."""
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(stored, dict) or set(stored) != {field.name for field in fields(cls)}:
+            raise ValueError("not the fields of a model configuration")
+        return cls(**stored)
