@@ -53,6 +53,11 @@ def to_numbers(column: Array, unknown: float) -> NDArray[Any]:
     return np.where(known, values, values.dtype.type(unknown))
 
 
+def to_integers(column: Array, unknown: int) -> NDArray[np.int64]:
+    """The values of any column as int64, with `unknown` for null and for what is no number."""
+    return to_numbers(column.cast(DataType.int64()), unknown)
+
+
 def to_texts(column: Array) -> tuple[list[str], NDArray[np.int32]]:
     """The vocabulary of a column of texts and its indices, -1 for null."""
     coded = column.cast(_CODED)
@@ -107,8 +112,7 @@ def _no_numbers(dtype: np.dtype[Any]) -> Array:
 
 def _values(column: Array) -> NDArray[Any]:
     """The values of a column without nulls."""
-    values: NDArray[Any] = column.to_numpy()
-    return values
+    return np.asarray(cast("object", column))  # whose own hints leave the type open
 
 
 def _dtype(column: Array) -> np.dtype[Any]:

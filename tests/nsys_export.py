@@ -6,6 +6,11 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from rca_llm import columns
+from rca_llm.table import Strings
+
 UTC = 1_700_000_000_000_000_000
 PID, TID = 4100, 4101
 
@@ -129,3 +134,26 @@ class Export:
         connection.commit()
         connection.close()
         return path
+
+
+def to_parquet(database: Path, folder: Path) -> Path:
+    """The folder with the tables of a database as Parquet files, as `--type parquetdir` writes."""
+    folder.mkdir()
+    connection = sqlite3.connect(database)
+    for (table,) in connection.execute("SELECT name FROM sqlite_master").fetchall():
+        cursor = connection.execute(f'SELECT * FROM "{table}"')
+        names = [column[0] for column in cursor.description]
+        if rows := cursor.fetchall():
+            values = dict(zip(names, map(_column, zip(*rows, strict=True)), strict=True))
+            columns.write(folder / f"{table}.parquet", values)
+    connection.close()
+    return folder
+
+
+def _column(values: tuple[Any, ...]) -> Any:
+    if any(isinstance(value, str) for value in values):
+        strings = Strings()
+        codes = strings.codes(values)
+        return columns.texts(strings.texts, codes)
+    known = np.array([value is not None for value in values])
+    return columns.numbers(np.array([value or 0 for value in values], np.int64), ~known)

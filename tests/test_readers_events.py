@@ -311,7 +311,7 @@ def test_lines_longer_than_a_block(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     path = written(tmp_path / "e")
-    with pytest.raises(UnreadableInput, match="e: byte 7.: expected events; found none"):
+    with pytest.raises(UnreadableInput, match=r"e: byte 7.: expected events; found none"):
         read(path)
     for content in (b"", b"{}", b'{"type":"ProfilerLifecycle","rank":2}', b'{"traceEvents":[]}'):
         path.write_bytes(content)

@@ -443,7 +443,7 @@ def test_refusals(tmp_path: Path) -> None:
     with sqlite3.connect(other) as connection:
         connection.execute("CREATE TABLE places (url TEXT)")
     connection.close()
-    with pytest.raises(UnreadableInput, match="other: table StringIds: expected .* 'places'"):
+    with pytest.raises(UnreadableInput, match=r"other: table StringIds: expected .* 'places'"):
         read(other)
     other.write_bytes(b"SQLite format 3\0 and no more")
     with pytest.raises(UnreadableInput, match="other: byte 0: expected"):

@@ -94,9 +94,13 @@ class _SqliteTables:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def columns(self) -> dict[str, Collection[str]]:
-        """The columns of every table."""
-        return {table: self._database.columns(table) for table in self._database.tables}
+    def names(self) -> Collection[str]:
+        """The names of the tables."""
+        return self._database.tables
+
+    def columns(self, table: str) -> Collection[str]:
+        """The names of a table's columns."""
+        return self._database.columns(table)
 
     def chunks(self, table: str, ints: Sequence[str], texts: Sequence[str]) -> Iterator[Chunk]:
         """The rows of a table."""

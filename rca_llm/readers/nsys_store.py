@@ -64,8 +64,12 @@ class Chunk:
 class Tables(Protocol):
     """The tables of one container."""
 
-    def columns(self) -> dict[str, Collection[str]]:
-        """The columns of every table, by the names that the container has."""
+    def names(self) -> Collection[str]:
+        """The names of the tables."""
+        ...
+
+    def columns(self, table: str, /) -> Collection[str]:
+        """The names of a table's columns."""
         ...
 
     def chunks(self, table: str, ints: Sequence[str], texts: Sequence[str], /) -> Iterator[Chunk]:
@@ -88,11 +92,11 @@ class Export:
     strings: Strings = field(default_factory=Strings)
     base: int = 0
     bad_texts: int = 0
-    _columns: dict[str, Collection[str]] = field(init=False)
+    _names: dict[str, str] = field(init=False)
     _texts: dict[int, bytes] = field(default_factory=dict[int, bytes])
 
     def __post_init__(self) -> None:
-        self._columns = self.tables.columns()
+        self._names = {name.lower(): name for name in self.tables.names()}
 
     def __contains__(self, table: str) -> bool:
         """Whether there is such a table."""
@@ -101,7 +105,7 @@ class Export:
     @property
     def names(self) -> list[str]:
         """The names of all tables."""
-        return list(self._columns)
+        return list(self._names.values())
 
     def has(self, table: str, column: str) -> bool:
         """Whether a table has a column."""
@@ -181,19 +185,18 @@ class Export:
 
     def _table(self, name: str) -> str | None:
         """What a table is called here: by its name, an older one, or with the highest `_V<n>`."""
-        own = {table.lower(): table for table in self._columns}
         for candidate in (name, OLD_TABLES.get(name, name)):
-            if candidate.lower() in own:
-                return own[candidate.lower()]
+            if candidate.lower() in self._names:
+                return self._names[candidate.lower()]
         versions = {
             int(match[1]): table
-            for table in self._columns
+            for table in self._names.values()
             if (match := re.fullmatch(rf"{re.escape(name)}_V(\d+)", table, re.IGNORECASE))
         }
         return versions[max(versions)] if versions else None
 
     def _column(self, table: str, name: str) -> str | None:
-        own = {_plain(column): column for column in self._columns[table]}
+        own = {_plain(column): column for column in self.tables.columns(table)}
         for candidate in (name, *OLD_COLUMNS.get(name, ())):
             if _plain(candidate) in own:
                 return own[_plain(candidate)]

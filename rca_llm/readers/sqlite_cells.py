@@ -83,16 +83,19 @@ class Texts:
         return self.data[at : at + length].tobytes() if length >= 0 else None
 
     def codes(self, intern: Callable[[bytes], int]) -> NDArray[np.int32]:
-        """A code for every text, `NO_TEXT` for NULL; `intern` gives it and is asked once a text.
+        """A code for every text, `NO_TEXT` for NULL.
 
-        Texts are told apart by a 64-bit hash.
+        `intern` gives it, and is asked once for equal texts, in their order. Texts are told apart
+        by a 64-bit hash.
         """
         codes = np.full(len(self.at), NO_TEXT, np.int32)
         rows = np.flatnonzero(self.length >= 0)
         keys = _hashes(self.data, self.at[rows], self.length[rows])
         _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        distinct = [intern(self.get(row) or b"") for row in rows[first].tolist()]
-        codes[rows] = np.array(distinct, np.int32)[inverse]
+        order = np.argsort(first)
+        distinct = np.empty(len(first), np.int32)
+        distinct[order] = [intern(self.get(row) or b"") for row in rows[first[order]].tolist()]
+        codes[rows] = distinct[inverse]
         return codes
 
     def take(self, rows: Array) -> Texts:
