@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -20,7 +21,15 @@ TEXT = b"".join(b"line %06d\n" % number for number in range(60_000))
 
 def kineto(rank: int) -> bytes:
     """A Kineto file with one kernel."""
-    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5, "dur": 1}
+    kernel: dict[str, Any] = {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "k",
+        "pid": 0,
+        "tid": 7,
+        "ts": 5,
+        "dur": 1,
+    }
     kernel["args"] = {"device": 0, "stream": 7, "correlation": 1}
     job = {"rank": rank, "world_size": 2}
     return json.dumps({"distributedInfo": job, "traceEvents": [kernel]}).encode()

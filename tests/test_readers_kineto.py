@@ -1,4 +1,4 @@
-"""The Kineto reader: exact times, what belongs to what, damage, and reading in several processes."""
+"""The Kineto reader: exact times, what belongs to what, damage, and helper processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rca_llm.readers.jsontext import mend, salvage
 from rca_llm.readers.kineto_events import valid_event
 from rca_llm.readers.pieces import Pieces
 from rca_llm.table import UNKNOWN
-from rca_llm.trace import COPY_KINDS, KERNEL, MEMORY_KINDS, Timeline
+from rca_llm.trace import COPY_KINDS, KERNEL, MEMCPY, MEMORY_KINDS, Timeline
 
 DATA = Path(os.environ.get("RCA_LLM_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BASE = 1_700_000_000_000_000_000
@@ -39,9 +39,15 @@ def event(cat: str, name: Any, ts: str, dur: str = "2.000", **fields: Any) -> st
     return f'{head}, "ts": {ts}, "dur": {dur}, "args": {json.dumps(args)}}}'
 
 
-def kernel(name: Any = "k", ts: str = "10.000", dur: str = "2.000", **args: Any) -> str:
-    """The text of a kernel on device 0."""
-    args = {"device": 0, "stream": 7, "correlation": 1} | args
+def kernel(
+    name: Any = "k",
+    ts: str = "10.000",
+    dur: str = "2.000",
+    args_too: dict[str, Any] | None = None,
+    **args: Any,
+) -> str:
+    """The text of a kernel on device 0; `args_too` are arguments whose names have blanks."""
+    args = {"device": 0, "stream": 7, "correlation": 1} | args | (args_too or {})
     return event("kernel", name, ts, dur, pid=0, tid=7, args=args)
 
 
@@ -154,8 +160,8 @@ def test_device_and_stream_come_from_the_arguments(tmp_path: Path) -> None:
 
 
 def test_kernel_arguments(tmp_path: Path) -> None:
-    said = {"registers per thread": 40, "shared memory": 1024, "graph node id": 12}
-    gpu = read(tmp_path, document(kernel(grid=[4, 2, 1], block=[128, 1, 1], **said)))["gpu"]
+    said: dict[str, Any] = {"registers per thread": 40, "shared memory": 1024, "graph node id": 12}
+    gpu = read(tmp_path, document(kernel(grid=[4, 2, 1], block=[128, 1, 1], args_too=said)))["gpu"]
     names = ("grid_x", "grid_y", "grid_z", "block_x", "registers", "shared", "graph_node")
     assert [int(gpu[name][0]) for name in names] == [4, 2, 1, 128, 40, 1024, 12]
 
@@ -185,7 +191,7 @@ def test_the_process_is_the_launching_one(tmp_path: Path) -> None:
 
 
 def test_external_id_is_no_correlation(tmp_path: Path) -> None:
-    timeline = read(tmp_path, document(api(correlation=23), kernel(**{"External id": 23})))
+    timeline = read(tmp_path, document(api(correlation=23), kernel(args_too={"External id": 23})))
     assert timeline["gpu"]["correlation"].tolist() == [1]
 
 
@@ -270,12 +276,16 @@ def test_header_and_devices(tmp_path: Path) -> None:
 
 
 def test_collectives_of_kernels(tmp_path: Path) -> None:
-    said = {"Collective name": "allreduce", "dtype": "BFloat16", "Process Group Name": "0"}
+    said: dict[str, Any] = {
+        "Collective name": "allreduce",
+        "dtype": "BFloat16",
+        "Process Group Name": "0",
+    }
     said |= {"In msg nelems": 1000, "Out msg nelems": 1000, "Group size": 2}
     host = event("cpu_op", "record_param_comms", "1", args={"External id": 9, "Seq": 17} | said)
-    own = kernel("ncclDevKernel_AllReduce", correlation=5, **{"External id": 9}, **said)
+    own = kernel("ncclDevKernel_AllReduce", correlation=5, args_too={"External id": 9} | said)
     gathered = said | {"Collective name": "_allgather_base", "Out msg nelems": 2000}
-    other = kernel("ncclDevKernel_AllGather", correlation=6, ts="20.000", **gathered)
+    other = kernel("ncclDevKernel_AllGather", correlation=6, ts="20.000", args_too=gathered)
     timeline = read(tmp_path, document(host, own, other, kernel("plain", ts="30.000")))
     table = timeline["collectives"]
     assert table["bytes"].tolist() == [2000, 2000]
@@ -286,10 +296,14 @@ def test_collectives_of_kernels(tmp_path: Path) -> None:
 
 
 def test_collectives_told_by_the_host_range_alone(tmp_path: Path) -> None:
-    said = {"Collective name": "allreduce", "dtype": "Float", "Process Group Name": "0"}
+    said: dict[str, Any] = {
+        "Collective name": "allreduce",
+        "dtype": "Float",
+        "Process Group Name": "0",
+    }
     said |= {"In msg nelems": 10, "Out msg nelems": 10, "Group size": 2, "Seq": 3}
     host = event("cpu_op", "record_param_comms", "1", args={"External id": 9} | said)
-    timeline = read(tmp_path, document(host, kernel("ncclKernel", **{"External id": 9})))
+    timeline = read(tmp_path, document(host, kernel("ncclKernel", args_too={"External id": 9})))
     assert timeline["collectives"]["bytes"].tolist() == [40]
     assert timeline["collectives"]["seq"].tolist() == [3]
 
@@ -433,6 +447,11 @@ def large(tmp_path: Path) -> Source:
     return source(path)
 
 
+def two_helpers(_: Source) -> int:
+    """How many helpers any file gets."""
+    return 2
+
+
 def same(one: Timeline, other: Timeline) -> bool:
     """Whether two timelines hold the same records with the same names."""
     for name, table in one.tables.items():
@@ -441,7 +460,7 @@ def same(one: Timeline, other: Timeline) -> bool:
             if table.schema[column] == "text":
                 texts = [np.array([*t.strings.texts, None]) for t in (one, other)]
                 values = [text[value] for text, value in zip(texts, values, strict=True)]
-            if not np.array_equal(*values):
+            if not np.array_equal(values[0], values[1]):
                 return False
     return True
 
@@ -450,7 +469,7 @@ def test_a_helper_process_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     trace = large(tmp_path)
     monkeypatch.setattr(kineto_pieces, "MOST_HELPERS", 0)
     (alone,) = kineto.read(trace).timelines
-    monkeypatch.setattr(kineto_pieces, "_helper_count", lambda _: 2)
+    monkeypatch.setattr(kineto_pieces, "_helper_count", two_helpers)
     (helped,) = kineto.read(trace).timelines
     (again,) = kineto.read(trace).timelines
     assert len(alone["gpu"]) == 20_000
@@ -462,7 +481,7 @@ def test_a_helper_process_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_helper_that_fails_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kineto_pieces, "_helper_count", lambda _: 1)
+    monkeypatch.setattr(kineto_pieces, "_helper_count", two_helpers)
     monkeypatch.setattr(kineto_pieces, "_HELPER", "rca_llm.no_such_module")
     (timeline,) = kineto.read(large(tmp_path)).timelines
     assert len(timeline["gpu"]) == len(timeline["api"]) == 20_000
@@ -502,6 +521,7 @@ def test_recorded_traces(row: dict[str, str]) -> None:
     gpu = timeline["gpu"]
     kernels = gpu["kind"] == KERNEL
     assert int(np.count_nonzero(kernels)) == int(row["kernels"] or 0)
+    assert int(np.count_nonzero(gpu["kind"] == MEMCPY)) >= int(row["copies"] or 0)
     assert busy(timeline) == json.loads(row["busy_ns by device"] or "{}")
     assert findings(timeline) == {}
 

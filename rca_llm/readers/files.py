@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
@@ -42,7 +42,7 @@ class Source:
         return Stream(_open(self.path))
 
     @contextlib.contextmanager
-    def local(self) -> Iterator[Path]:
+    def local(self) -> Generator[Path]:
         """A local, uncompressed file of the content; a temporary one only where that is needed."""
         if not is_url(self.path) and not _compressed(self.path):
             yield Path(self.path)
@@ -186,7 +186,7 @@ def _zstd_reader(raw: BinaryIO) -> Any:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """What decoders raise on damaged data; imported when it happens."""
+    """What decoders raise on damaged data."""
     import zlib
 
     import zstandard
@@ -195,7 +195,7 @@ def _damage() -> tuple[type[Exception], ...]:
         from isal import isal_zlib
     except ImportError:
         return (zlib.error, zstandard.ZstdError)
-    return (zlib.error, isal_zlib.error, zstandard.ZstdError)
+    return (zlib.error, cast(type[Exception], isal_zlib.error), zstandard.ZstdError)
 
 
 def _fill(stream: Any, size: int) -> bytes:
@@ -215,8 +215,7 @@ def _compressed(path: str) -> bool:
 def _filesystem(path: str) -> tuple[Any, str]:
     import fsspec
 
-    system, root = fsspec.core.url_to_fs(path)
-    return system, root
+    return cast(tuple[Any, str], fsspec.core.url_to_fs(path))
 
 
 def _is_directory(path: str) -> bool:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from rca_llm.errors import UnreadableInput
@@ -22,27 +20,12 @@ from rca_llm.readers.kineto_collectives import collectives
 from rca_llm.readers.kineto_device import gpu_table, without_duplicates
 from rca_llm.readers.kineto_events import Columns, joined
 from rca_llm.readers.kineto_flows import link_by_flows
+from rca_llm.readers.kineto_header import devices_of, header_of, integer, said_by, tool_version
 from rca_llm.readers.kineto_pieces import Content, read_pieces
 from rca_llm.table import UNKNOWN, Ints, Strings, Table, known
-from rca_llm.trace import API, PROCESSES, RANGES, THREADS, Device, Header, Input, Timeline, Trace
+from rca_llm.trace import API, PROCESSES, RANGES, THREADS, Input, Timeline, Trace
 
 _MARKS = (b'"traceEvents"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
-
-_EPOCH_NS = 946_684_800_000_000_000
-"""The year 2000: times before it are no UTC."""
-
-_LIMITS = {
-    "numSms": "sms",
-    "warpSize": "warp_size",
-    "maxThreadsPerMultiprocessor": "max_threads_per_sm",
-    "regsPerMultiprocessor": "registers_per_sm",
-    "sharedMemPerMultiprocessor": "shared_per_sm",
-    "maxSharedMemoryPerMultiProcessor": "shared_per_sm",
-    "totalGlobalMem": "memory_bytes",
-    "computeMajor": "major",
-    "computeMinor": "minor",
-}
-"""Kineto's names of device attributes, and ours."""
 
 
 def matches(source: Source) -> bool:
@@ -56,24 +39,24 @@ def matches(source: Source) -> bool:
 def read(source: Source) -> Trace:
     """The trace in a Kineto file."""
     content = read_pieces(source)
-    said = _header(content)
+    said = said_by(content)
     timeline = Timeline(Input(source.path, "kineto"), strings=Strings(content.texts))
-    base = _integer(said.get("baseTimeNanoseconds"))
+    base = integer(said.get("baseTimeNanoseconds"))
     tables = _joined_tables(content)
     link_by_flows(source, tables)
     _move(tables, base or 0)
     _add_host(timeline, tables)
     _add_names(timeline, content)
     _add_device_work(timeline, tables)
-    timeline.header = _header_of(said, timeline)
-    _add_devices(timeline, said)
-    _note_damage(timeline, content, said)
+    timeline.header = header_of(said, timeline)
+    timeline.devices = devices_of(said, timeline)
+    _note_damage(timeline, content)
     events = sum(batch.events for batch in content.batches)
     timeline.input = Input(
         source.path,
         "kineto",
         tool="torch.profiler",
-        tool_version=_tool_version(said),
+        tool_version=tool_version(said),
         rank=timeline.header.rank,
         events=events,
     )
@@ -83,24 +66,6 @@ def read(source: Source) -> Trace:
             f"in traceEvents; found none in {events} events"
         )
     return Trace([timeline])
-
-
-def _header(content: Content) -> dict[str, Any]:
-    """What the file says beside its events; empty where that cannot be read."""
-    tail = content.batches[-1].tail if content.batches else None
-    for end in (tail or b"", b"}"):
-        text = (content.head + b"]" + end).decode("utf-8", "replace")
-        try:
-            said = msgspec.json.decode(text, strict=False)
-        except msgspec.MsgspecError:
-            continue
-        return said if isinstance(said, dict) else {}
-    return {}
-
-
-def _integer(value: object) -> int | None:
-    found = int(ints([value])[0])
-    return None if found == UNKNOWN else found
 
 
 def _joined_tables(content: Content) -> dict[str, Columns]:
@@ -179,69 +144,7 @@ def _add_threads(timeline: Timeline, names: Mapping[tuple[int, int], str]) -> No
     timeline.add("threads", Table(THREADS, columns))
 
 
-def _header_of(said: Mapping[str, Any], timeline: Timeline) -> Header:
-    job = said.get("distributedInfo")
-    job = job if isinstance(job, dict) else {}
-    host, nccl = said.get("host_name"), job.get("nccl_version")
-    return Header(
-        utc=_is_utc(timeline),
-        rank=_integer(job.get("rank")),
-        world_size=_integer(job.get("world_size")),
-        nccl=nccl if isinstance(nccl, str) else None,
-        host=host if isinstance(host, str) else None,
-        graph_level=False,
-    )
-
-
-def _is_utc(timeline: Timeline) -> bool:
-    """Whether the times are plausible as UTC."""
-    for name in ("gpu", "api", "ranges"):
-        starts = timeline[name]["start"]
-        starts = starts[known(starts)]
-        if len(starts):
-            return int(np.median(starts)) >= _EPOCH_NS
-    return True
-
-
-def _add_devices(timeline: Timeline, said: Mapping[str, Any]) -> None:
-    """The devices that worked, as the file describes them."""
-    described = said.get("deviceProperties")
-    properties = {
-        _integer(device.get("id")): device
-        for device in (described if isinstance(described, list) else [])
-        if isinstance(device, dict)
-    }
-    gpu = timeline["gpu"]
-    pairs = np.unique(np.stack([gpu["device"].astype(np.int64), gpu["process"]]), axis=1)
-    for number, process in pairs.T.tolist():
-        found = properties.get(number, {})
-        name = found.get("name")
-        timeline.devices.append(
-            Device(
-                number,
-                name if isinstance(name, str) and name else None,
-                None if process == UNKNOWN else process,
-                _limits(found),
-            )
-        )
-
-
-def _limits(properties: Mapping[str, Any]) -> dict[str, int]:
-    found = {ours: _integer(properties.get(theirs)) for theirs, ours in _LIMITS.items()}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _tool_version(said: Mapping[str, Any]) -> str | None:
-    """The versions of the tracing library, which is all that the file tells."""
-    versions = [
-        f"{name.removesuffix('_version')} {said[name]}"
-        for name in ("cupti_version", "roctracer_version", "cuda_runtime_version")
-        if isinstance(said.get(name), int)
-    ]
-    return ", ".join(versions) or None
-
-
-def _note_damage(timeline: Timeline, content: Content, said: Mapping[str, Any]) -> None:
+def _note_damage(timeline: Timeline, content: Content) -> None:
     path = timeline.input.path
     bad = sum(batch.bad_text for batch in content.batches)
     timeline.note("bad_text", bad, path, "events with broken text, which was replaced")
@@ -249,11 +152,11 @@ def _note_damage(timeline: Timeline, content: Content, said: Mapping[str, Any]) 
     if dropped:
         detail = f"events that cannot be read, the first at byte {dropped[0]}"
         timeline.note("dropped_records", len(dropped), path, detail)
-    if _is_cut(content, said):
+    if _is_cut(content):
         timeline.note("truncated", 1, path, f"the file ends early, at byte {content.length}")
 
 
-def _is_cut(content: Content, said: Mapping[str, Any]) -> bool:
+def _is_cut(content: Content) -> bool:
     tail = content.batches[-1].tail if content.batches else None
     if content.truncated or tail is None:
         return True

@@ -107,9 +107,10 @@ def _copies(columns: Columns, timeline: Timeline) -> Columns:
     """The kind of each copy and the memory it joins, from its name and its argument `kind`."""
     is_copy = columns["kind"] == MEMCPY
     found = {column: np.full(len(is_copy), -1, np.int32) for column in ("copy", "src", "dst")}
-    pairs = np.stack([columns["name"], columns["direction"]])
-    for name, direction in np.unique(pairs[:, is_copy], axis=1).T.tolist():
-        rows = is_copy & (pairs[0] == name) & (pairs[1] == direction)
+    names, directions = columns["name"], columns["direction"]
+    said = set(zip(names[is_copy].tolist(), directions[is_copy].tolist(), strict=True))
+    for name, direction in said:
+        rows = is_copy & (names == name) & (directions == direction)
         kinds = _copy_of(timeline.text(name) or "", timeline.text(direction) or "")
         for column, value in zip(("copy", "src", "dst"), kinds, strict=True):
             found[column][rows] = value

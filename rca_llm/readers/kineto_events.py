@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -257,7 +257,7 @@ def _fill_tracks(columns: Columns, events: Sequence[Event]) -> None:
     for column, unknown, track in (("device", -1, "pid"), ("stream", UNKNOWN, "tid")):
         missing = np.flatnonzero(columns[column] == unknown)
         if len(missing):
-            values = [getattr(events[row], track) for row in missing.tolist()]
+            values = [getattr(events[row], track) for row in map(int, missing)]
             columns[column][missing] = smalls(values) if unknown == -1 else ints(values)
 
 
@@ -273,9 +273,8 @@ def _sizes(name: str, values: Sequence[Any]) -> Columns:
 
 
 def _dimensions(value: Any) -> list[int]:
-    if isinstance(value, list) and len(value) == 3:
-        return [int(size) for size in smalls(value)]
-    return [-1, -1, -1]
+    sizes = cast(list[object], value) if isinstance(value, list) else []
+    return [int(size) for size in smalls(sizes)] if len(sizes) == 3 else [-1, -1, -1]
 
 
 def _comms(events: Sequence[Event], texts: Texts) -> list[Columns]:

@@ -7,7 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,7 +174,7 @@ Helper = subprocess.Popen[bytes]
 
 
 @contextmanager
-def _helpers(source: Source) -> Iterator[tuple[Iterable[int], list[Helper]]]:
+def _helpers(source: Source) -> Generator[tuple[Iterable[int], list[Helper]]]:
     """The tickets of this process and the helpers that share them.
 
     A helper is a fresh interpreter, not a fork: a fork of a process that may have threads is not

@@ -15,7 +15,7 @@ from rca_llm.readers.files import Stream
 from rca_llm.readers.jsontext import first_event
 
 BLOCK = 1 << 20
-"""Bytes of a block: small beside the processor's caches, large beside what a piece costs by itself."""
+"""Bytes of a block: few beside the processor's caches, many beside what a piece costs by itself."""
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LIST = re.compile(rb"\s*\[")
