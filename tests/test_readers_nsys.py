@@ -145,12 +145,15 @@ def test_nvtx(tmp_path: Path) -> None:
     export.nvtx(75, 0, None, text="NCCL", domainId=3)
     export.nvtx(60, 20, 30, textId=export.string("ncclAllReduce"), domainId=3)
     export.nvtx(59, 40, 50, text="aten::mm, seq = 4, op_id = 99", domainId=0)
+    export.nvtx(59, 51, 59, text="decode, seq = 4", domainId=0)
     export.nvtx(34, 60, None, text="checkpoint")
     export.nvtx(33, 70, None, text="a category")
     export.nvtx(39, 70, None, text="scheduler")
     timeline = read(export.write(tmp_path / "a"))
-    assert texts(timeline, "ranges", "name") == ["prefill", "ncclAllReduce", "aten::mm"]
-    assert texts(timeline, "ranges", "domain") == ["NVTX", "NCCL", "cpu_op"]
+    assert texts(timeline, "ranges", "name") == [
+        *("prefill", "ncclAllReduce", "aten::mm", "decode, seq = 4"),
+    ]
+    assert texts(timeline, "ranges", "domain") == ["NVTX", "NCCL", "cpu_op", "NVTX"]
     assert texts(timeline, "marks", "name") == ["checkpoint"]
     assert texts(timeline, "threads", "name") == ["scheduler"]
     assert not timeline.findings

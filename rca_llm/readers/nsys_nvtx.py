@@ -16,8 +16,9 @@ of threads, and domains as they are made."""
 
 _DEFAULT_DOMAIN = "NVTX"
 
-_CALL_NUMBERS = (b", op_id = ", b", seq = ")
-"""What PyTorch's `emit_nvtx` puts behind an operator's name, each before a number of the call."""
+_CALL, _AUTOGRAD = b", op_id = ", b", seq = "
+"""What PyTorch's `emit_nvtx` puts behind an operator's name: the number of the call, and before it
+that of the step of autograd. Without them an operator's calls have one name, as in Kineto."""
 
 _COLUMNS = ("start", "end", "eventType", "globalTid", "domainId", "textId")
 
@@ -64,9 +65,11 @@ def _names(export: Export, chunk: Chunk, rows: Ints) -> tuple[Array, Mask]:
     name, operator = np.full(len(rows), NO_TEXT, np.int32), np.zeros(len(rows), bool)
     if "text" in chunk.texts and len(rows):
         texts = chunk.texts["text"].take(rows)
-        for label in _CALL_NUMBERS:
-            operator |= texts.cut_number(label)
-        name = texts.codes(export.intern)
+        operator = texts.cut_number(_CALL)
+        operators = texts.take(operator)
+        operators.cut_number(_AUTOGRAD)
+        name[operator] = operators.codes(export.intern)
+        name[~operator] = texts.take(~operator).codes(export.intern)
     registered = np.flatnonzero(name == NO_TEXT)
     if len(registered):
         name[registered] = export.texts(chunk["textId"][rows[registered]])

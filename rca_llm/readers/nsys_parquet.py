@@ -75,7 +75,8 @@ class _Texts:
     def codes(self, intern: Callable[[bytes], int]) -> NDArray[np.int32]:
         """A code for every text, `NO_TEXT` for null."""
         found = np.full(len(self.vocabulary) + 1, NO_TEXT, np.int32)
-        for code in np.unique(self.code[self.code >= 0]).tolist():
+        used: list[int] = np.unique(self.code[self.code >= 0]).tolist()
+        for code in used:
             found[code] = intern(self.vocabulary[code].encode())
         return found[self.code]
 

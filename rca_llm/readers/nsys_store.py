@@ -149,7 +149,7 @@ class Export:
 
     def texts(self, ids: Ints, clean: Callable[[str], str] = str) -> Array:
         """The codes of the texts with these ids; `clean` is applied to each text first."""
-        distinct, inverse = np.unique(ids, return_inverse=True)
+        distinct, inverse = _distinct(ids)
         found = self._strings(distinct[known(distinct)])
         codes = [
             self.strings.code(clean(self.decoded(found[id]))) if id in found else NO_TEXT
@@ -201,6 +201,18 @@ class Export:
             if _plain(candidate) in own:
                 return own[_plain(candidate)]
         return None
+
+
+def _distinct(ids: Ints) -> tuple[Ints, Ints]:
+    """The different ids and the place of each among them, without sorting where ids are small."""
+    low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
+    if low < 0 or high > max(len(ids), 1 << 16):
+        return np.unique(ids, return_inverse=True)
+    place = np.zeros(high + 1, np.int64)
+    place[ids] = 1
+    distinct = np.flatnonzero(place)
+    place[distinct] = np.arange(len(distinct))
+    return distinct, place[ids]
 
 
 def _plain(name: str) -> str:

@@ -54,8 +54,12 @@ class Field:
 
     def ints(self) -> Ints:
         """Integers; `UNKNOWN` for NULL and whatever is no number, reals rounded."""
-        kind = np.where(self.kind < _SIZED, self.kind, _NULL)
-        values = _words(self.data, ">i8")[self.at].astype(np.int64) >> _SHIFTS[kind]
+        words = _words(self.data, ">i8")[self.at].astype(np.int64)
+        kind = self.kind
+        if _within(kind, 1, _REAL - 1):
+            return words >> _SHIFTS[kind]
+        kind = np.where(kind < _SIZED, kind, _NULL)
+        values = words >> _SHIFTS[kind]
         values[(kind == _NULL) | (kind > _ONE)] = UNKNOWN
         values[kind == _ZERO] = 0
         values[kind == _ONE] = 1
@@ -168,8 +172,15 @@ def pairs(data: Bytes, at: Ints) -> Ints:
 
 def _size(kind: Ints) -> Ints:
     """The bytes that values of these serial types take."""
+    if _within(kind, _NULL, _SIZED - 1):
+        return _SIZES[kind]
     sized = np.where(kind < _SIZED, 0, (kind - _SIZED) // 2)
     return sized + _SIZES[np.where(kind < _SIZED, np.maximum(kind, 0), 0)]
+
+
+def _within(kind: Ints, least: int, most: int) -> bool:
+    """Whether all serial types lie between two, as they mostly do."""
+    return not len(kind) or (int(kind.min()) >= least and int(kind.max()) <= most)
 
 
 def _words(data: Bytes, dtype: str) -> Array:
