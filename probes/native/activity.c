@@ -1,0 +1,180 @@
+#include "activity.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "buffers.h"
+#include "clock.h"
+
+enum { MOST_CBIDS = 2048, FOREIGN_CLOCK_NS = 1000000000 };
+
+/* Functions worth a record: what launches, copies, waits, allocates, loads and captures. The rest,
+ * cudaGetDevice and its like, is nine tenths of all calls and explains nothing. */
+static const char *const WANTED[] = {
+    "cudaLaunch", "cudaGraphLaunch", "cudaGraphInstantiate", "cudaGraphUpload", "cudaGraphExecUpdate",
+    "cudaMemcpy", "cudaMemset", "cudaMemPrefetch", "cudaMalloc", "cudaFree", "cudaHostAlloc",
+    "cudaHostRegister", "cudaHostUnregister", "cudaMemPoolTrim", "cudaDeviceSynchronize",
+    "cudaStreamSynchronize", "cudaEventSynchronize", "cudaThreadSynchronize", "cudaStreamWaitEvent",
+    "cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaLibraryLoad", "cudaLibraryUnload",
+    "cudaDeviceReset", "cudaLaunchHostFunc",
+    "cuLaunch", "cuGraphLaunch", "cuGraphInstantiate", "cuGraphUpload", "cuGraphExecUpdate",
+    "cuMemcpy", "cuMemset", "cuMemPrefetch", "cuMemBatch", "cuMemAlloc", "cuMemFree", "cuMemHost",
+    "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemAddress",
+    "cuMemPoolTrim", "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize",
+    "cuStreamWaitEvent", "cuStreamWaitValue", "cuStreamBatchMemOp", "cuStreamBeginCapture",
+    "cuStreamEndCapture", "cuModuleLoad", "cuModuleUnload", "cuLibraryLoad", "cuLibraryUnload",
+    "cuLink", "cuCtxCreate", "cuDevicePrimaryCtxRetain", NULL,
+};
+
+/* Begins like a wanted name and only asks something: cudaMemPoolGetAttribute is not here, these are. */
+static const char *const UNWANTED[] = {"cuMemAllocationGet", "cuMemHostGet", "cuMemAddressReserve",
+                                       "cuMemAddressFree", "cudaLaunchAttribute", NULL};
+
+static bool begins_with_one_of(const char *name, const char *const *prefixes)
+{
+    for (; *prefixes; prefixes++)
+        if (strncmp(name, *prefixes, strlen(*prefixes)) == 0)
+            return true;
+    return false;
+}
+
+static bool wanted(const char *name)
+{
+    return begins_with_one_of(name, WANTED) && !begins_with_one_of(name, UNWANTED);
+}
+
+static uint64_t timestamp(void)
+{
+    return (uint64_t)clock_monotonic();
+}
+
+/* CUPTI wants a callback to subscribe; none is ever enabled. */
+static void no_callback(void *user, uint32_t domain, uint32_t id, const void *data)
+{
+    (void)user, (void)domain, (void)id, (void)data;
+}
+
+/* Runs a call; remembers the first that failed. */
+static bool succeeded(ActivityState *state, const char *call, CuptiResult result)
+{
+    if (result != CUPTI_OK && !state->failed) {
+        state->error = result;
+        state->failed = call;
+    }
+    return result == CUPTI_OK;
+}
+
+static bool subscribe(Cupti *cupti, ActivityState *state)
+{
+    CuptiSubscriber handle = NULL;
+    CuptiSubscriberParams params = {
+        .size = sizeof params,
+        .name = "rca-llm",
+        .old_name = state->competitor,
+        .old_name_bytes = sizeof state->competitor,
+    };
+    if (cupti->Subscribe_v2) {
+        CuptiResult result = cupti->Subscribe_v2(&handle, no_callback, NULL, &params);
+        state->competitor[sizeof state->competitor - 1] = 0;
+        return succeeded(state, "cuptiSubscribe_v2", result);
+    }
+    if (cupti->Subscribe)
+        return succeeded(state, "cuptiSubscribe", cupti->Subscribe(&handle, no_callback, NULL));
+    return true;
+}
+
+static bool register_ours(Cupti *cupti, ActivityState *state)
+{
+    size_t bytes = sizeof(uint8_t);
+    uint8_t zeroed = 1;
+    if (!succeeded(state, "cuptiActivityRegisterTimestampCallback",
+                   cupti->ActivityRegisterTimestampCallback(timestamp)))
+        return false;
+    if (cupti->SetThreadIdType)
+        cupti->SetThreadIdType(CUPTI_THREAD_ID_SYSTEM);
+    cupti->ActivitySetAttribute(CUPTI_ATTR_ZEROED_BUFFER, &bytes, &zeroed);
+    return succeeded(state, "cuptiActivityRegisterCallbacks",
+                     cupti->ActivityRegisterCallbacks(buffers_request, buffers_complete));
+}
+
+/* Switches off what is not wanted of one API; the number of functions left on. */
+static int select_functions(Cupti *cupti, uint32_t domain, CuptiResult (*enable)(uint32_t, uint8_t))
+{
+    int left = 0;
+    for (uint32_t cbid = 1; cbid < MOST_CBIDS; cbid++) {
+        const char *name = NULL;
+        if (cupti->GetCallbackName(domain, cbid, &name) != CUPTI_OK || !name)
+            continue;
+        if (wanted(name))
+            left++;
+        else
+            enable(cbid, 0);
+    }
+    return left;
+}
+
+/* Enabling one function without its kind delivers nothing, so the kind comes first. Without the
+ * per-function switch (before CUDA 12.6) the calls would cost more than they tell: kernels only. */
+static void enable_api(Cupti *cupti, ActivityState *state)
+{
+    if (!cupti->ActivityEnableRuntimeApi || !cupti->ActivityEnableDriverApi)
+        return;
+    if (succeeded(state, "cuptiActivityEnable(RUNTIME)", cupti->ActivityEnable(CUPTI_KIND_RUNTIME)))
+        state->selected_functions += select_functions(cupti, CUPTI_DOMAIN_RUNTIME,
+                                                      cupti->ActivityEnableRuntimeApi);
+    if (succeeded(state, "cuptiActivityEnable(DRIVER)", cupti->ActivityEnable(CUPTI_KIND_DRIVER)))
+        state->selected_functions += select_functions(cupti, CUPTI_DOMAIN_DRIVER,
+                                                      cupti->ActivityEnableDriverApi);
+}
+
+static bool enable_kinds(Cupti *cupti, const Options *options, ActivityState *state)
+{
+    if (options->graph_level)
+        succeeded(state, "cuptiActivityEnable(GRAPH_TRACE)",
+                  cupti->ActivityEnable(CUPTI_KIND_GRAPH_TRACE));
+    if (!succeeded(state, "cuptiActivityEnable(CONCURRENT_KERNEL)",
+                   cupti->ActivityEnable(CUPTI_KIND_CONCURRENT_KERNEL)))
+        return false;
+    cupti->ActivityEnable(CUPTI_KIND_MEMCPY);
+    cupti->ActivityEnable(CUPTI_KIND_MEMCPY2);
+    cupti->ActivityEnable(CUPTI_KIND_MEMSET);
+    cupti->ActivityEnable(CUPTI_KIND_DEVICE);
+    if (options->external)
+        cupti->ActivityEnable(CUPTI_KIND_EXTERNAL_CORRELATION);
+    if (options->gpu != GPU_FULL)
+        return true;
+    cupti->ActivityEnable(CUPTI_KIND_SYNCHRONIZATION);
+    cupti->ActivityEnable(CUPTI_KIND_OVERHEAD);
+    cupti->ActivityEnable(CUPTI_KIND_JIT);
+    enable_api(cupti, state);
+    return true;
+}
+
+void activity_start(Cupti *cupti, const Options *options, ActivityState *state)
+{
+    int64_t begun = clock_monotonic();
+    *state = (ActivityState){.found = cupti_load(cupti)};
+    if (!state->found)
+        return;
+    cupti->GetVersion(&state->version);
+    buffers_configure(options->buffer_bytes);
+    state->collecting = subscribe(cupti, state) && register_ours(cupti, state) &&
+                        enable_kinds(cupti, options, state);
+    state->setup_us = (int)((clock_monotonic() - begun) / 1000);
+}
+
+void activity_resume(Cupti *cupti, const Options *options, ActivityState *state)
+{
+    state->failed = NULL;
+    state->selected_functions = 0;
+    state->collecting = register_ours(cupti, state) && enable_kinds(cupti, options, state);
+}
+
+bool activity_clock_is_ours(const Cupti *cupti)
+{
+    uint64_t theirs = 0;
+    if (cupti->GetTimestamp(&theirs) != CUPTI_OK)
+        return true;
+    int64_t apart = (int64_t)theirs - clock_monotonic();
+    return llabs(apart) < FOREIGN_CLOCK_NS;
+}

@@ -1,0 +1,270 @@
+#include "collector.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "activity.h"
+#include "clock.h"
+#include "control.h"
+#include "sink.h"
+
+#define MS 1000000LL
+
+enum { TICK_MS = 50, FLUSH_TICKS = 10, ANCHOR_TICKS = 20, EXIT_WAIT_S = 2 };
+enum Request { NOTHING, FLUSH, RELEASE, RECLAIM };
+
+static Options options;
+static Cupti cupti;
+static ActivityState activity;
+static Sink sink;
+static pthread_t thread;
+static atomic_bool collecting;
+static atomic_int owner; /* the process that collects; a forked child is another */
+
+/* What other threads ask of the collector's thread; never held around a call of CUPTI. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t asked, answered;
+static enum Request request;
+static bool stopping;
+
+static bool is_ours(void)
+{
+    return atomic_load(&owner) == (int)getpid();
+}
+
+static struct timespec after_ms(int64_t ms)
+{
+    int64_t at = clock_monotonic() + ms * MS;
+    return (struct timespec){.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000};
+}
+
+static void describe(void)
+{
+    static const char *const MODES[] = {"off", "kernels", "full"};
+    sink_info(&sink, "gpu.mode", 0, MODES[options.gpu]);
+    sink_info(&sink, "gpu.graph", 0, options.graph_level ? "graph" : "node");
+    sink_info(&sink, "gpu.cupti", activity.version, activity.found ? cupti.path : NULL);
+    sink_info(&sink, "gpu.setup_us", activity.setup_us, NULL);
+    sink_info(&sink, "gpu.functions", activity.selected_functions, NULL);
+    sink_info(&sink, "gpu.external", options.external, NULL);
+    if (activity.failed)
+        sink_info(&sink, "gpu.error", activity.error, activity.failed);
+    if (activity.error == CUPTI_MULTIPLE_SUBSCRIBERS)
+        sink_info(&sink, "gpu.competitor", 0, activity.competitor);
+    atomic_store(&collecting, activity.collecting);
+    sink_info(&sink, "gpu.status", activity.collecting,
+              activity.collecting ? "collecting" : activity.found ? "refused" : "no libcupti");
+}
+
+static void collect(uint32_t flag)
+{
+    cupti.ActivityFlushAll(flag);
+    buffers_drain(sink_buffer, &sink);
+    sink_flush(&sink);
+}
+
+static void follow_gate(void)
+{
+    bool open = control_gate();
+    if (!gate_note(&sink.gate, (uint64_t)clock_monotonic(), open))
+        return;
+    if (open)
+        sink_gap_end(&sink);
+    else
+        sink_gap_begin(&sink, "paused");
+}
+
+static void give_way(void)
+{
+    collect(CUPTI_FLUSH_COMPLETED);
+    sink_gap_begin(&sink, "displaced");
+    activity.collecting = false;
+    atomic_store(&collecting, false);
+}
+
+static void take_back(void)
+{
+    cupti.ActivityFlushAll(CUPTI_FLUSH_COMPLETED); /* the other client's buffers go to their owner */
+    buffers_forget_outstanding();
+    activity_resume(&cupti, &options, &activity);
+    sink_gap_end(&sink);
+    describe();
+}
+
+/* A client that came without telling us is known by its clock alone. */
+static void watch_clock(void)
+{
+    if (activity.collecting && !activity_clock_is_ours(&cupti)) {
+        sink_info(&sink, "gpu.competitor", 0, "a client of CUPTI with its own clock");
+        give_way();
+    }
+}
+
+static void serve(enum Request what)
+{
+    if (what == FLUSH && activity.collecting)
+        collect(CUPTI_FLUSH_COMPLETED);
+    else if (what == RELEASE && activity.collecting)
+        give_way();
+    else if (what == RECLAIM && !activity.collecting)
+        take_back();
+}
+
+/* Waits for a tick or a request, and serves the request; false when the process ends. */
+static bool wait_and_serve(void)
+{
+    struct timespec until = after_ms(TICK_MS);
+    pthread_mutex_lock(&lock);
+    while (!stopping && request == NOTHING)
+        if (pthread_cond_timedwait(&asked, &lock, &until) == ETIMEDOUT)
+            break;
+    enum Request what = request;
+    bool more = !stopping;
+    pthread_mutex_unlock(&lock);
+    serve(what);
+    if (what == NOTHING)
+        return more;
+    pthread_mutex_lock(&lock);
+    request = NOTHING;
+    pthread_cond_broadcast(&answered);
+    pthread_mutex_unlock(&lock);
+    return more;
+}
+
+static void tick(unsigned count)
+{
+    follow_gate();
+    buffers_refill();
+    if (activity.collecting && (count % FLUSH_TICKS == 0 || buffers_pressing()))
+        collect(CUPTI_FLUSH_COMPLETED);
+    if (count % ANCHOR_TICKS == 0) {
+        segment_anchor(&sink.segment);
+        watch_clock();
+    }
+}
+
+static void *run(void *unused)
+{
+    (void)unused;
+    pthread_setname_np(pthread_self(), "rca-llm-gpu");
+    bool open = control_gate();
+    if (!sink_open(&sink, &cupti, &options, open))
+        return NULL;
+    if (!open)
+        sink_gap_begin(&sink, "paused");
+    describe();
+    buffers_refill();
+    for (unsigned count = 1; wait_and_serve(); count++)
+        tick(count);
+    if (activity.collecting)
+        collect(CUPTI_FLUSH_FORCED);
+    sink_close(&sink);
+    return NULL;
+}
+
+/* Asks the collector's thread for something and waits for it, within a limit. */
+static void ask(enum Request what)
+{
+    if (!is_ours())
+        return;
+    struct timespec until = after_ms(EXIT_WAIT_S * 1000);
+    pthread_mutex_lock(&lock);
+    while (request != NOTHING && !stopping)
+        if (pthread_cond_timedwait(&answered, &lock, &until) == ETIMEDOUT)
+            break;
+    request = what;
+    pthread_cond_signal(&asked);
+    while (request == what && !stopping)
+        if (pthread_cond_timedwait(&answered, &lock, &until) == ETIMEDOUT)
+            break;
+    pthread_mutex_unlock(&lock);
+}
+
+static void at_exit(void)
+{
+    if (!is_ours())
+        return;
+    pthread_mutex_lock(&lock);
+    stopping = true;
+    pthread_cond_broadcast(&asked);
+    pthread_mutex_unlock(&lock);
+    struct timespec until = {0};
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += EXIT_WAIT_S;
+    pthread_timedjoin_np(thread, NULL, &until);
+}
+
+/* Neither CUPTI nor our thread live on in a forked child: it must not touch either again. */
+static void in_child(void)
+{
+    if (atomic_load(&owner))
+        segment_abandon(&sink.segment);
+}
+
+static bool start_thread(void)
+{
+    sigset_t all, before;
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&asked, &monotonic);
+    pthread_cond_init(&answered, &monotonic);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool started = pthread_create(&thread, NULL, run, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return started;
+}
+
+int InitializeInjection(void)
+{
+    int nobody = 0;
+    options_read(&options);
+    if (!options.run[0] || options.gpu == GPU_OFF)
+        return 1;
+    if (!atomic_compare_exchange_strong(&owner, &nobody, (int)getpid()))
+        return 1;
+    control_open(options.run);
+    activity_start(&cupti, &options, &activity);
+    pthread_atfork(NULL, NULL, in_child);
+    if (start_thread())
+        atexit(at_exit);
+    return 1;
+}
+
+int rca_llm_gpu_status(void)
+{
+    int who = atomic_load(&owner);
+    return who && who != (int)getpid() ? -1 : who && atomic_load(&collecting);
+}
+
+void rca_llm_gpu_flush(void)
+{
+    ask(FLUSH);
+}
+
+void rca_llm_gpu_release(void)
+{
+    ask(RELEASE);
+}
+
+void rca_llm_gpu_reclaim(void)
+{
+    ask(RECLAIM);
+}
+
+void rca_llm_gpu_push_step(uint64_t step)
+{
+    if (options.external && is_ours() && cupti.ActivityPushExternalCorrelationId)
+        cupti.ActivityPushExternalCorrelationId(CUPTI_EXTERNAL_CUSTOM2, step);
+}
+
+void rca_llm_gpu_pop_step(void)
+{
+    if (options.external && is_ours() && cupti.ActivityPopExternalCorrelationId)
+        cupti.ActivityPopExternalCorrelationId(CUPTI_EXTERNAL_CUSTOM2, NULL);
+}

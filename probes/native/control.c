@@ -1,0 +1,29 @@
+#include "control.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "format.h"
+
+static const uint8_t ALWAYS = 1;
+const volatile uint8_t *control_byte = &ALWAYS;
+
+void control_open(const char *run)
+{
+    char path[4096];
+    struct stat found;
+    if (control_byte != &ALWAYS || snprintf(path, sizeof path, "%s/control", run) >= (int)sizeof path)
+        return;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (fstat(fd, &found) == 0 && found.st_size >= RCA_CONTROL_BYTES) {
+        void *page = mmap(NULL, RCA_CONTROL_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+        if (page != MAP_FAILED)
+            control_byte = page;
+    }
+    close(fd);
+}

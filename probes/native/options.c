@@ -1,0 +1,37 @@
+#include "options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool is(const char *variable, const char *value)
+{
+    const char *text = getenv(variable);
+    return text && strcmp(text, value) == 0;
+}
+
+static uint64_t number(const char *variable, uint64_t otherwise)
+{
+    const char *text = getenv(variable);
+    char *end = NULL;
+    unsigned long long value = text && *text ? strtoull(text, &end, 10) : 0;
+    return end && !*end && value ? value : otherwise;
+}
+
+void options_read(Options *self)
+{
+    const char *run = getenv("RCA_LLM_RUN");
+    *self = (Options){
+        .gpu = is("RCA_LLM_GPU", "off")       ? GPU_OFF
+               : is("RCA_LLM_GPU", "kernels") ? GPU_KERNELS
+                                              : GPU_FULL,
+        .graph_level = is("RCA_LLM_GRAPH", "graph"),
+        .nvtx = !is("RCA_LLM_NVTX", "off"),
+        .external = is("RCA_LLM_EXTERNAL", "on"),
+        .buffer_bytes = number("RCA_LLM_BUFFER_BYTES", 2u << 20),
+        .segment_bytes = number("RCA_LLM_SEGMENT_BYTES", 256u << 20),
+        .most_bytes = number("RCA_LLM_MAX_BYTES", 0),
+    };
+    if (run && *run == '/' && strlen(run) < sizeof self->run)
+        memcpy(self->run, run, strlen(run) + 1);
+}

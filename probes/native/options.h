@@ -1,0 +1,22 @@
+/* What the environment asks of the collector; docs/gpu.md lists the variables. */
+#ifndef RCA_OPTIONS_H
+#define RCA_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum GpuMode { GPU_OFF, GPU_KERNELS, GPU_FULL };
+
+typedef struct Options {
+    char run[3072]; /* the run directory; empty where the process is not traced */
+    enum GpuMode gpu;
+    bool graph_level, nvtx, external;
+    size_t buffer_bytes;
+    uint64_t segment_bytes; /* a segment that grew past it is followed by a new one */
+    uint64_t most_bytes;    /* of all segments of the collector; 0 no limit */
+} Options;
+
+void options_read(Options *self);
+
+#endif

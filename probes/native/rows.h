@@ -1,0 +1,86 @@
+/* The rows that the collector writes: payloads of BUFFER cells, many rows of one kind in each.
+ * The cell's `c` is the kind of row, `d` the bytes of one row (so that rows may grow at their end).
+ * Names are NAME ids of the segment. rca_llm/readers/cupti.py reads them by the same layout. */
+#ifndef RCA_ROWS_H
+#define RCA_ROWS_H
+
+#include <stdint.h>
+
+enum RowKind {
+    ROW_KERNEL = 1,
+    ROW_COPY = 2,
+    ROW_MEMSET = 3,
+    ROW_API = 4,
+    ROW_SYNC = 5,
+    ROW_GRAPH = 6,
+    ROW_OVERHEAD = 7,
+    ROW_EXTERNAL = 8,
+    ROW_JIT = 9,
+    ROW_DEVICE = 10,
+    ROW_KINDS,
+};
+
+typedef struct RowKernel {
+    uint64_t start, end, graph_node;
+    uint32_t correlation, name, stream, context, graph, shared, local;
+    int32_t grid[3];
+    uint16_t block[3], registers, device;
+    uint8_t cluster[3], launch;
+    uint16_t pad;
+} RowKernel;
+
+typedef struct RowCopy { /* also memset: `copy` is then 0 and `src` the memory that was set */
+    uint64_t start, end, bytes, graph_node;
+    uint32_t correlation, stream, context, graph;
+    uint16_t device, src_device, dst_device;
+    uint8_t copy, src, dst, flags;
+    uint8_t pad[6];
+} RowCopy;
+
+typedef struct RowApi {
+    uint64_t start, end;
+    uint32_t correlation, thread, name, result;
+} RowApi;
+
+typedef struct RowSync {
+    uint64_t start, end;
+    uint32_t correlation, stream, context, type;
+} RowSync;
+
+typedef struct RowGraph {
+    uint64_t start, end;
+    uint32_t correlation, stream, context, graph, device, pad;
+} RowGraph;
+
+typedef struct RowOverhead { /* `thread` is 0 where CUPTI names no thread */
+    uint64_t start, end;
+    uint32_t kind, thread;
+} RowOverhead;
+
+typedef struct RowExternal {
+    uint64_t id;
+    uint32_t correlation, kind;
+} RowExternal;
+
+typedef struct RowJit {
+    uint64_t start, end;
+    uint32_t correlation, device, entry, operation;
+} RowJit;
+
+typedef struct RowDevice {
+    uint64_t memory_bytes, memory_bytes_s, clock_hz;
+    uint32_t device, name, sms, warp, warps_per_sm, blocks_per_sm, registers_per_sm, shared_per_sm;
+    uint32_t major, minor, l2_bytes, pad;
+} RowDevice;
+
+_Static_assert(sizeof(RowKernel) == 80, "row layout");
+_Static_assert(sizeof(RowCopy) == 64, "row layout");
+_Static_assert(sizeof(RowApi) == 32, "row layout");
+_Static_assert(sizeof(RowSync) == 32, "row layout");
+_Static_assert(sizeof(RowGraph) == 40, "row layout");
+_Static_assert(sizeof(RowOverhead) == 24, "row layout");
+_Static_assert(sizeof(RowExternal) == 16, "row layout");
+_Static_assert(sizeof(RowJit) == 32, "row layout");
+_Static_assert(sizeof(RowDevice) == 72, "row layout");
+
+#endif

@@ -1,0 +1,61 @@
+/* Turns CUPTI's records into rows and writes them into a segment. Used by one thread at a time. */
+#ifndef RCA_SINK_H
+#define RCA_SINK_H
+
+#include "buffers.h"
+#include "cupti.h"
+#include "gate.h"
+#include "names.h"
+#include "options.h"
+#include "rows.h"
+#include "segment.h"
+
+enum { STAGE_BYTES = 32 * 1024, API_IDS = 2048 };
+
+/* Rows of one kind that wait to be written together. */
+typedef struct Stage {
+    uint32_t rows;
+    _Alignas(8) uint8_t data[STAGE_BYTES];
+} Stage;
+
+typedef struct SinkCounts {
+    uint64_t no_timestamp, foreign_time, unknown_kind, dropped, foreign_buffers, overrun;
+} SinkCounts;
+
+typedef struct Sink {
+    const Cupti *cupti;
+    const Options *options;
+    Segment segment;
+    Names names;
+    Gate gate;
+    uint64_t now;           /* when the buffer in hand came back */
+    uint64_t written;       /* bytes of earlier segments */
+    SinkCounts seen, told;  /* counted, and already written as INFO */
+    uint32_t api_ids[2][API_IDS]; /* NAME ids of driver and runtime functions */
+    struct {
+        Cell *cell;
+        Block *block;
+    } gap; /* the GAP cell that is open */
+    Stage stages[ROW_KINDS];
+} Sink;
+
+/* Opens the segment of the calling thread; false where nothing can be written. `open` is the state
+ * that the gate had until now. */
+bool sink_open(Sink *self, const Cupti *cupti, const Options *options, bool open);
+
+/* Writes what one completed activity buffer holds; a consumer for buffers_drain. */
+void sink_buffer(void *self, const FullBuffer *buffer);
+
+/* Writes staged rows and changed counts; starts a new segment where this one is full. */
+void sink_flush(Sink *self);
+
+/* Writes an INFO cell; `value` may be NULL. */
+void sink_info(Sink *self, const char *key, int64_t number, const char *value);
+
+/* Opens and closes the stretch in which nothing is recorded by intent. */
+void sink_gap_begin(Sink *self, const char *reason);
+void sink_gap_end(Sink *self);
+
+void sink_close(Sink *self);
+
+#endif

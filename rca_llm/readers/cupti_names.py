@@ -1,0 +1,143 @@
+"""Names of CUDA functions by CUPTI's callback ids, those that a recording may be expected to hold.
+
+From `cupti_runtime_cbid.h` and `cupti_driver_cbid.h` of CUDA 13.0; ids never change their meaning.
+Our collector writes names, so that only raw recordings need these tables.
+"""
+
+from __future__ import annotations
+
+
+def _table(text: str) -> dict[int, str]:
+    pairs = (item.split(":") for item in text.split())
+    return {int(number): name for number, name in pairs}
+
+
+RUNTIME = _table(
+    """
+1:cudaDriverGetVersion 2:cudaRuntimeGetVersion 3:cudaGetDeviceCount 10:cudaGetLastError
+11:cudaPeekAtLastError 12:cudaGetErrorString 13:cudaLaunch 17:cudaGetDevice 20:cudaMalloc
+21:cudaMallocPitch 22:cudaFree 23:cudaMallocArray 24:cudaFreeArray 25:cudaMallocHost
+26:cudaFreeHost 27:cudaHostAlloc 28:cudaHostGetDevicePointer 31:cudaMemcpy 32:cudaMemcpy2D
+33:cudaMemcpyToArray 34:cudaMemcpy2DToArray 35:cudaMemcpyFromArray 36:cudaMemcpy2DFromArray
+37:cudaMemcpyArrayToArray 38:cudaMemcpy2DArrayToArray 39:cudaMemcpyToSymbol
+40:cudaMemcpyFromSymbol 41:cudaMemcpyAsync 42:cudaMemcpyToArrayAsync
+43:cudaMemcpyFromArrayAsync 44:cudaMemcpy2DAsync 45:cudaMemcpy2DToArrayAsync
+46:cudaMemcpy2DFromArrayAsync 47:cudaMemcpyToSymbolAsync 48:cudaMemcpyFromSymbolAsync
+49:cudaMemset 50:cudaMemset2D 51:cudaMemsetAsync 52:cudaMemset2DAsync 53:cudaGetSymbolAddress
+126:cudaThreadSynchronize 131:cudaStreamSynchronize 134:cudaEventCreateWithFlags
+137:cudaEventSynchronize 140:cudaMalloc3D 141:cudaMalloc3DArray 142:cudaMemset3D
+143:cudaMemset3DAsync 144:cudaMemcpy3D 145:cudaMemcpy3DAsync 147:cudaStreamWaitEvent
+152:cudaHostRegister 153:cudaHostUnregister 160:cudaMemcpyPeer 161:cudaMemcpyPeerAsync
+162:cudaMemcpy3DPeer 163:cudaMemcpy3DPeerAsync 164:cudaDeviceReset 165:cudaDeviceSynchronize
+192:cudaMallocMipmappedArray 194:cudaFreeMipmappedArray 198:cudaStreamCreateWithFlags
+200:cudaDeviceGetAttribute 205:cudaDeviceGetStreamPriorityRange 206:cudaMallocManaged
+211:cudaLaunchKernel 213:cudaLaunch_ptsz 214:cudaLaunchKernel_ptsz 215:cudaMemcpy_ptds
+216:cudaMemcpy2D_ptds 217:cudaMemcpyToArray_ptds 218:cudaMemcpy2DToArray_ptds
+219:cudaMemcpyFromArray_ptds 220:cudaMemcpy2DFromArray_ptds 221:cudaMemcpyArrayToArray_ptds
+222:cudaMemcpy2DArrayToArray_ptds 223:cudaMemcpyToSymbol_ptds 224:cudaMemcpyFromSymbol_ptds
+225:cudaMemcpyAsync_ptsz 226:cudaMemcpyToArrayAsync_ptsz 227:cudaMemcpyFromArrayAsync_ptsz
+228:cudaMemcpy2DAsync_ptsz 229:cudaMemcpy2DToArrayAsync_ptsz
+230:cudaMemcpy2DFromArrayAsync_ptsz 231:cudaMemcpyToSymbolAsync_ptsz
+232:cudaMemcpyFromSymbolAsync_ptsz 233:cudaMemset_ptds 234:cudaMemset2D_ptds
+235:cudaMemsetAsync_ptsz 236:cudaMemset2DAsync_ptsz 239:cudaStreamSynchronize_ptsz
+243:cudaMemset3D_ptds 244:cudaMemset3DAsync_ptsz 245:cudaMemcpy3D_ptds
+246:cudaMemcpy3DAsync_ptsz 247:cudaStreamWaitEvent_ptsz 249:cudaMemcpy3DPeer_ptds
+250:cudaMemcpy3DPeerAsync_ptsz 251:cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
+252:cudaMemPrefetchAsync 253:cudaMemPrefetchAsync_ptsz 269:cudaLaunchCooperativeKernel
+270:cudaLaunchCooperativeKernel_ptsz 272:cudaLaunchCooperativeKernelMultiDevice
+273:cudaFuncSetAttribute 284:cudaLaunchHostFunc 285:cudaLaunchHostFunc_ptsz
+310:cudaGraphInstantiate 311:cudaGraphLaunch 312:cudaGraphLaunch_ptsz
+315:cudaStreamBeginCapture 316:cudaStreamBeginCapture_ptsz 317:cudaStreamIsCapturing
+319:cudaStreamEndCapture 320:cudaStreamEndCapture_ptsz
+329:cudaOccupancyAvailableDynamicSMemPerBlock 335:cudaGraphExecUpdate 348:cudaGraphUpload
+349:cudaGraphUpload_ptsz 373:cudaMallocAsync 374:cudaMallocAsync_ptsz 375:cudaFreeAsync
+376:cudaFreeAsync_ptsz 377:cudaMemPoolTrimTo 391:cudaMallocFromPoolAsync
+392:cudaMallocFromPoolAsync_ptsz 418:cudaGraphInstantiateWithFlags 430:cudaLaunchKernelExC
+431:cudaLaunchKernelExC_ptsz 433:cudaOccupancyMaxActiveClusters
+436:cudaGraphInstantiateWithParams 437:cudaGraphInstantiateWithParams_ptsz
+440:cudaGetDeviceProperties 443:cudaGraphInstantiate 449:cudaMemPrefetchAsync
+450:cudaMemPrefetchAsync_ptsz 452:cudaStreamBeginCaptureToGraph
+453:cudaStreamBeginCaptureToGraph_ptsz 468:cudaGetDriverEntryPointByVersion
+470:cudaLibraryLoadData 471:cudaLibraryLoadFromFile 472:cudaLibraryUnload
+482:cudaMemcpyBatchAsync 483:cudaMemcpyBatchAsync_ptsz 484:cudaMemcpy3DBatchAsync
+485:cudaMemcpy3DBatchAsync_ptsz 487:cudaMemPrefetchBatchAsync
+488:cudaMemPrefetchBatchAsync_ptsz 509:cudaMemcpyBatchAsync 510:cudaMemcpyBatchAsync_ptsz
+511:cudaMemcpy3DBatchAsync 512:cudaMemcpy3DBatchAsync_ptsz
+"""
+)
+"""Functions of the runtime API: launches, copies, waits, allocation, and the commonest queries."""
+
+DRIVER = _table(
+    """
+1:cuInit 2:cuDriverGetVersion 3:cuDeviceGet 4:cuDeviceGetCount 5:cuDeviceGetName
+9:cuDeviceGetAttribute 10:cuCtxCreate 17:cuCtxSynchronize 18:cuModuleLoad 19:cuModuleLoadData
+20:cuModuleLoadDataEx 21:cuModuleLoadFatBinary 22:cuModuleUnload 23:cuModuleGetFunction
+29:cuMemAlloc 31:cuMemAllocPitch 33:cuMemFree 37:cuMemAllocHost 38:cuMemFreeHost
+39:cuMemHostAlloc 40:cuMemHostGetDevicePointer 42:cuMemHostGetFlags 43:cuMemcpyHtoD
+45:cuMemcpyDtoH 47:cuMemcpyDtoD 49:cuMemcpyDtoA 51:cuMemcpyAtoD 53:cuMemcpyHtoA
+54:cuMemcpyAtoH 55:cuMemcpyAtoA 56:cuMemcpy2D 57:cuMemcpy2DUnaligned 58:cuMemcpy3D
+60:cuMemcpyHtoDAsync 62:cuMemcpyDtoHAsync 64:cuMemcpyDtoDAsync 66:cuMemcpyHtoAAsync
+67:cuMemcpyAtoHAsync 68:cuMemcpy2DAsync 69:cuMemcpy3DAsync 71:cuMemsetD8 73:cuMemsetD16
+75:cuMemsetD32 77:cuMemsetD2D8 79:cuMemsetD2D16 81:cuMemsetD2D32 115:cuLaunch 116:cuLaunchGrid
+117:cuLaunchGridAsync 121:cuEventSynchronize 126:cuStreamSynchronize 137:cuCtxGetLimit
+216:cuMemsetD8Async 218:cuMemsetD16Async 220:cuMemsetD32Async 222:cuMemsetD2D8Async
+224:cuMemsetD2D16Async 226:cuMemsetD2D32Async 235:cuCtxCreate_v2 243:cuMemAlloc_v2
+244:cuMemAllocPitch_v2 245:cuMemFree_v2 247:cuMemHostGetDevicePointer_v2 248:cuMemcpy_v2
+249:cuMemsetD8_v2 250:cuMemsetD16_v2 251:cuMemsetD32_v2 252:cuMemsetD2D8_v2
+253:cuMemsetD2D16_v2 254:cuMemsetD2D32_v2 259:cuDeviceTotalMem_v2 271:cuMemHostAlloc_v2
+276:cuMemcpyHtoD_v2 277:cuMemcpyHtoDAsync_v2 278:cuMemcpyDtoH_v2 279:cuMemcpyDtoHAsync_v2
+280:cuMemcpyDtoD_v2 281:cuMemcpyDtoDAsync_v2 282:cuMemcpyAtoH_v2 283:cuMemcpyAtoHAsync_v2
+284:cuMemcpyAtoD_v2 285:cuMemcpyDtoA_v2 286:cuMemcpyAtoA_v2 287:cuMemcpy2D_v2
+288:cuMemcpy2DUnaligned_v2 289:cuMemcpy2DAsync_v2 290:cuMemcpy3D_v2 291:cuMemcpy3DAsync_v2
+292:cuMemcpyHtoA_v2 293:cuMemcpyHtoAAsync_v2 294:cuMemAllocHost_v2 295:cuStreamWaitEvent
+301:cuMemHostRegister 302:cuMemHostUnregister 304:cuCtxGetCurrent 305:cuMemcpy
+306:cuMemcpyAsync 307:cuLaunchKernel 318:cuMemcpyPeer 319:cuMemcpyPeerAsync 320:cuMemcpy3DPeer
+321:cuMemcpy3DPeerAsync 362:cuLinkCreate 363:cuLinkAddData 364:cuLinkAddFile
+365:cuLinkComplete 366:cuLinkDestroy 371:cuMemAllocManaged 372:cuGetErrorString
+374:cuOccupancyMaxActiveBlocksPerMultiprocessor 379:cuMemHostRegister_v2 381:cuLinkCreate_v2
+382:cuLinkAddData_v2 383:cuLinkAddFile_v2 386:cuDevicePrimaryCtxRetain
+387:cuDevicePrimaryCtxRelease 392:cuDevicePrimaryCtxGetState 397:cuMemcpyHtoD_v2_ptds
+398:cuMemcpyDtoH_v2_ptds 399:cuMemcpyDtoD_v2_ptds 400:cuMemcpyDtoA_v2_ptds
+401:cuMemcpyAtoD_v2_ptds 402:cuMemcpyHtoA_v2_ptds 403:cuMemcpyAtoH_v2_ptds
+404:cuMemcpyAtoA_v2_ptds 405:cuMemcpy2D_v2_ptds 406:cuMemcpy2DUnaligned_v2_ptds
+407:cuMemcpy3D_v2_ptds 408:cuMemcpy_ptds 409:cuMemcpyPeer_ptds 410:cuMemcpy3DPeer_ptds
+411:cuMemsetD8_v2_ptds 412:cuMemsetD16_v2_ptds 413:cuMemsetD32_v2_ptds
+414:cuMemsetD2D8_v2_ptds 415:cuMemsetD2D16_v2_ptds 416:cuMemsetD2D32_v2_ptds
+418:cuMemcpyAsync_ptsz 419:cuMemcpyHtoAAsync_v2_ptsz 420:cuMemcpyAtoHAsync_v2_ptsz
+421:cuMemcpyHtoDAsync_v2_ptsz 422:cuMemcpyDtoHAsync_v2_ptsz 423:cuMemcpyDtoDAsync_v2_ptsz
+424:cuMemcpy2DAsync_v2_ptsz 425:cuMemcpy3DAsync_v2_ptsz 426:cuMemcpyPeerAsync_ptsz
+427:cuMemcpy3DPeerAsync_ptsz 428:cuMemsetD8Async_ptsz 429:cuMemsetD16Async_ptsz
+430:cuMemsetD32Async_ptsz 431:cuMemsetD2D8Async_ptsz 432:cuMemsetD2D16Async_ptsz
+433:cuMemsetD2D32Async_ptsz 436:cuStreamWaitEvent_ptsz 440:cuStreamSynchronize_ptsz
+442:cuLaunchKernel_ptsz 451:cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
+458:cuStreamWaitValue32 459:cuStreamWaitValue32_ptsz 462:cuStreamBatchMemOp
+463:cuStreamBatchMemOp_ptsz 467:cuMemPrefetchAsync 468:cuMemPrefetchAsync_ptsz
+473:cuStreamWaitValue64 474:cuStreamWaitValue64_ptsz 477:cuLaunchCooperativeKernel
+478:cuLaunchCooperativeKernel_ptsz 480:cuLaunchCooperativeKernelMultiDevice
+481:cuFuncSetAttribute 482:cuDeviceGetUuid 495:cuStreamBeginCapture
+496:cuStreamBeginCapture_ptsz 497:cuStreamEndCapture 498:cuStreamEndCapture_ptsz
+513:cuGraphInstantiate 514:cuGraphLaunch 515:cuGraphLaunch_ptsz 527:cuLaunchHostFunc
+528:cuLaunchHostFunc_ptsz 539:cuStreamBeginCapture_v2 540:cuStreamBeginCapture_v2_ptsz
+543:cuOccupancyAvailableDynamicSMemPerBlock 547:cuMemAddressReserve 548:cuMemAddressFree
+549:cuMemCreate 550:cuMemRelease 551:cuMemMap 552:cuMemUnmap 553:cuMemSetAccess
+561:cuGraphExecUpdate 578:cuGraphInstantiate_v2 580:cuGraphUpload 581:cuGraphUpload_ptsz
+584:cuMemMapArrayAsync 585:cuMemMapArrayAsync_ptsz 598:cuMemAllocAsync
+599:cuMemAllocAsync_ptsz 600:cuMemFreeAsync 601:cuMemFreeAsync_ptsz 602:cuMemPoolTrimTo
+611:cuMemAllocFromPoolAsync 612:cuMemAllocFromPoolAsync_ptsz 643:cuGraphInstantiateWithFlags
+645:cuCtxCreate_v3 652:cuLaunchKernelEx 653:cuLaunchKernelEx_ptsz
+656:cuGraphInstantiateWithParams 657:cuGraphInstantiateWithParams_ptsz
+659:cuStreamWaitValue32_v2 660:cuStreamWaitValue32_v2_ptsz 661:cuStreamWaitValue64_v2
+662:cuStreamWaitValue64_v2_ptsz 667:cuStreamBatchMemOp_v2 668:cuStreamBatchMemOp_v2_ptsz
+673:cuModuleGetLoadingMode 676:cuOccupancyMaxActiveClusters 677:cuGetProcAddress_v2
+678:cuLibraryLoadData 679:cuLibraryLoadFromFile 680:cuLibraryUnload 681:cuLibraryGetKernel
+683:cuKernelGetFunction 686:cuKernelGetAttribute 687:cuKernelSetAttribute
+696:cuGraphExecUpdate_v2 716:cuMemPrefetchAsync_v2 717:cuMemPrefetchAsync_v2_ptsz
+719:cuKernelGetName 720:cuStreamBeginCaptureToGraph 721:cuStreamBeginCaptureToGraph_ptsz
+757:cuCtxCreate_v4 761:cuMemBatchDecompressAsync 762:cuMemBatchDecompressAsync_ptsz
+776:cuMemcpyBatchAsync 777:cuMemcpyBatchAsync_ptsz 778:cuMemcpy3DBatchAsync
+779:cuMemcpy3DBatchAsync_ptsz 784:cuMemPrefetchBatchAsync 785:cuMemPrefetchBatchAsync_ptsz
+796:cuMemcpyBatchAsync_v2 797:cuMemcpyBatchAsync_v2_ptsz 798:cuMemcpy3DBatchAsync_v2
+799:cuMemcpy3DBatchAsync_v2_ptsz 800:cuCtxSynchronize_v2
+"""
+)
+"""Functions of the driver API, chosen alike."""

@@ -1,0 +1,465 @@
+"""The collector end to end: real processes, the real library, a stand-in libcupti."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rca_llm.probes import format as layout
+from rca_llm.table import UNKNOWN
+from rca_llm.trace import GRAPH, KERNEL, MEMCPY, MEMSET, Timeline
+from tests.native.conftest import Build, Traced, traced
+from tests.native.segments import collector_segments, read_run, texts, timeline_of
+
+RELEASES = {
+    "12.0": "18",
+    "12.4": "22",
+    "12.8": "26",
+    "13.0": "130001",
+    "13.1": "130101",
+    "13.3": "130301",
+    "13.5": "130500",
+}
+
+
+def kinds(timeline: Timeline) -> Counter[int]:
+    """How many records of each kind the device table has."""
+    return Counter(timeline["gpu"]["kind"].tolist())
+
+
+def notes(timeline: Timeline) -> dict[str, int]:
+    """Findings as counts by code."""
+    found: dict[str, int] = {}
+    for finding in timeline.findings:
+        found[finding.code] = found.get(finding.code, 0) + finding.count
+    return found
+
+
+def info(run: Path, key: str) -> list[tuple[int, str | None]]:
+    """The facts of one key, over all of the collector's segments."""
+    return [
+        (number, text)
+        for segment in collector_segments(run)
+        for name, number, text in segment.infos()
+        if name == key
+    ]
+
+
+def test_it_is_silent_and_the_program_keeps_its_status(app: Traced) -> None:
+    done = app("init", "kernels:10", "nvtx")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "levels 0 1 -1\n", "")
+
+
+def test_outside_a_run_it_does_nothing(app: Traced) -> None:
+    done = app("init", "status", RCA_LLM_RUN="")
+    assert (done.returncode, done.stdout) == (0, "status 0\n")
+    assert not read_run(app.run)
+
+
+def test_every_launch_has_its_real_shape(app: Traced) -> None:
+    assert app("init", "kernels:1000").returncode == 0
+    timeline = timeline_of(app.run)
+    gpu = timeline["gpu"]
+    assert kinds(timeline) == {KERNEL: 1000}
+    assert Counter(texts(timeline, "gpu", "name")) == {
+        f"kernel_{i}(float*)": 143 if i < 6 else 142 for i in range(7)
+    }
+    expected = {"grid_x": 4, "grid_y": 5, "grid_z": 6, "block_x": 128, "block_y": 2, "block_z": 1}
+    expected |= {"registers": 40, "shared": 1040, "stream": 7, "device": 1}
+    for column, value in expected.items():
+        assert set(gpu[column].tolist()) == {value}, column
+    assert set(gpu["graph_node"].tolist()) == {UNKNOWN}
+    assert set((gpu["end"] - gpu["start"]).tolist()) == {1000}
+
+
+def test_launches_and_kernels_share_their_correlation(app: Traced) -> None:
+    app("init", "kernels:100")
+    timeline = timeline_of(app.run)
+    api = timeline["api"]
+    assert set(texts(timeline, "api", "name")) == {"cudaLaunchKernel"}
+    assert sorted(api["correlation"].tolist()) == sorted(timeline["gpu"]["correlation"].tolist())
+    assert len(set(api["thread"].tolist())) == 1
+    assert set(api["process"].tolist()) == set(timeline["gpu"]["process"].tolist())
+
+
+def test_times_are_on_the_monotonic_clock(app: Traced) -> None:
+    before = time.monotonic_ns()
+    app("init", "kernels:100")
+    gpu = timeline_of(app.run)["gpu"]
+    assert before < gpu["start"].min() < gpu["end"].max() < time.monotonic_ns() + 1000
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_records_of_every_release_are_read(app: Traced, release: str) -> None:
+    everything = ("kernels:500", "nodes:3", "copies", "memset", "sync", "overhead", "device")
+    assert app("init", *everything, FAKE_CUPTI_VERSION=RELEASES[release]).returncode == 0
+    timeline = timeline_of(app.run)
+    assert kinds(timeline) == {KERNEL: 503, MEMCPY: 3, MEMSET: 1}
+    assert info(app.run, "gpu.cupti")[0][0] == int(RELEASES[release])
+    assert not info(app.run, "gpu.unknown_kind")
+    assert Counter(texts(timeline, "api", "name")) == {
+        "cudaLaunchKernel": 500,
+        "cudaGraphLaunch": 3,
+        "cudaMemcpyAsync": 3,
+        "cudaMemsetAsync": 1,
+        "cudaStreamSynchronize": 1,
+    }
+
+
+def test_copies_say_what_went_where(app: Traced) -> None:
+    app("init", "copies", "memset")
+    gpu = timeline_of(app.run)["gpu"]
+    rows = {
+        int(gpu["bytes"][i]): tuple(int(gpu[name][i]) for name in ("kind", "copy", "src", "dst"))
+        for i in range(len(gpu))
+    }
+    assert rows == {
+        4096: (MEMCPY, 0, 0, 2),
+        8192: (MEMCPY, 1, 2, 1),
+        16384: (MEMCPY, 3, 2, 2),
+        512: (MEMSET, -1, -1, 2),
+    }
+
+
+def test_a_device_brings_its_limits(app: Traced) -> None:
+    app("init", "device", "kernels:1")
+    (device,) = timeline_of(app.run).devices
+    assert (device.device, device.name) == (1, "Stand-in GPU")
+    assert device.limits["sms"] == 132
+    assert device.limits["max_threads_per_sm"] == 2048
+    assert device.limits["memory_bytes_s"] == 4_800_000_000_000
+    assert (device.limits["major"], device.limits["minor"]) == (9, 0)
+
+
+def test_nodes_of_a_graph_keep_their_ids(app: Traced) -> None:
+    app("init", "nodes:5")
+    assert timeline_of(app.run)["gpu"]["graph_node"].tolist() == [1000, 1001, 1002, 1003, 1004]
+
+
+def test_graph_level_records_launches_as_one_piece(app: Traced) -> None:
+    app("init", "graph:9", RCA_LLM_GRAPH="graph")
+    timeline = timeline_of(app.run)
+    assert kinds(timeline) == {GRAPH: 1}
+    assert texts(timeline, "gpu", "name") == ["CUDA graph 9"]
+    assert timeline.header.graph_level is True
+
+
+def test_node_level_is_told_too(app: Traced) -> None:
+    app("init", "graph:9")
+    timeline = timeline_of(app.run)
+    assert not kinds(timeline)
+    assert timeline.header.graph_level is False
+
+
+def test_kernels_mode_asks_for_no_calls(app: Traced) -> None:
+    app("init", "kernels:10", "sync", RCA_LLM_GPU="kernels")
+    timeline = timeline_of(app.run)
+    assert kinds(timeline) == {KERNEL: 10}
+    assert not len(timeline["api"])
+
+
+def test_off_mode_writes_nothing(app: Traced) -> None:
+    assert app("init", "kernels:10", "status", RCA_LLM_GPU="off").stdout == "status 0\n"
+    assert not read_run(app.run)
+
+
+def test_a_wait_without_its_call_becomes_one(app: Traced) -> None:
+    """Before CUDA 12.6 single functions cannot be switched off, so calls are not recorded."""
+    app("init", "sync", FAKE_CUPTI_REFUSES="5")
+    assert texts(timeline_of(app.run), "api", "name") == ["cudaStreamSynchronize"]
+
+
+def test_steps_mark_the_work_of_their_calls(app: Traced) -> None:
+    app("init", "step:42", "kernels:3", "nostep", "kernels:2", RCA_LLM_EXTERNAL="on")
+    steps = timeline_of(app.run)["gpu"]["step"].tolist()
+    assert sorted(steps) == [UNKNOWN, UNKNOWN, 42, 42, 42]
+
+
+def test_dropped_and_missing_times_are_counted(app: Traced) -> None:
+    app("init", "kernels:100", "dropped:7", "flush", "dropped:4", FAKE_CUPTI_ZERO="10")
+    timeline = timeline_of(app.run)
+    assert notes(timeline)["dropped_records"] == 11
+    assert sum(number for number, _ in info(app.run, "gpu.no_timestamp")) == 10
+    assert kinds(timeline) == {KERNEL: 100}
+    assert int((timeline["gpu"]["start"] == UNKNOWN).sum()) == 10
+
+
+def test_full_buffers_lose_nothing(app: Traced) -> None:
+    app("init", "kernels:20000", RCA_LLM_BUFFER_BYTES="65536")
+    timeline = timeline_of(app.run)
+    assert kinds(timeline) == {KERNEL: 20000}
+    assert len(set(timeline["gpu"]["correlation"].tolist())) == 20000
+    assert "dropped_records" not in notes(timeline)
+
+
+def test_64_threads_lose_nothing(app: Traced) -> None:
+    assert app("init", "threads:64:500", RCA_LLM_BUFFER_BYTES="65536").returncode == 0
+    timeline = timeline_of(app.run)
+    assert kinds(timeline) == {KERNEL: 32000}
+    assert len(set(timeline["gpu"]["correlation"].tolist())) == 32000
+    assert len(set(timeline["api"]["thread"].tolist())) == 64
+
+
+def test_sigkill_leaves_what_was_delivered(app: Traced) -> None:
+    done = app("init", "kernels:5000", "sleep:1300", "kernels:300", "kill")
+    assert done.returncode == -signal.SIGKILL
+    timeline = timeline_of(app.run)
+    assert 5000 <= kinds(timeline)[KERNEL] <= 5300
+    assert None not in texts(timeline, "gpu", "name")
+    (segment,) = collector_segments(app.run)
+    assert segment.number("closed_ns") == 0
+
+
+@pytest.mark.parametrize("cut", [1, 100, 512, 700, 5000, 30000])
+def test_a_cut_file_is_read_up_to_the_last_whole_cell(app: Traced, cut: int) -> None:
+    app("init", "kernels:1000")
+    (path,) = (app.run / "segments").glob("*.seg")
+    whole = path.read_bytes().rstrip(b"\0")
+    path.write_bytes(whole[: len(whole) - cut])
+    timeline = timeline_of(app.run)
+    assert kinds(timeline)[KERNEL] in (*range(0, 1000, 409), 1000, 591, 182)
+
+
+def test_a_forked_child_records_nothing_and_harms_nothing(app: Traced) -> None:
+    assert app("init", "kernels:100", "fork:50", "kernels:100").returncode == 0
+    assert kinds(timeline_of(app.run)) == {KERNEL: 200}
+    assert len(collector_segments(app.run)) == 1
+
+
+def test_a_competitor_is_named_and_left_alone(app: Traced) -> None:
+    done = app("init", "kernels:10", "status", FAKE_CUPTI_COMPETITOR="Nsight Systems")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "status 0\n", "")
+    timeline = timeline_of(app.run)
+    assert not len(timeline["gpu"])
+    (finding,) = timeline.findings
+    assert finding.code == "competing_profiler"
+    assert "Nsight Systems" in finding.detail
+
+
+def test_a_refusal_is_told(app: Traced) -> None:
+    app("init", "kernels:10", FAKE_CUPTI_REFUSES="10")
+    (finding,) = timeline_of(app.run).findings
+    assert finding.code == "not_traced"
+    assert "CONCURRENT_KERNEL" in finding.detail
+    assert "999" in finding.detail
+
+
+def test_without_libcupti_the_program_runs_on(app: Traced) -> None:
+    """The variable names a library that is no CUPTI."""
+    done = app("init", "status", RCA_LLM_CUPTI=str(app.built.collector))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "status 0\n", "")
+    assert "not_traced" in notes(timeline_of(app.run))
+
+
+def test_the_gate_keeps_records_out(app: Traced) -> None:
+    (app.run / "control").write_bytes(bytes(layout.CONTROL_BYTES))
+    app("init", "kernels:100", "nvtx", "device")
+    timeline = timeline_of(app.run)
+    assert not len(timeline["gpu"])
+    assert len(timeline.devices) == 1
+    assert not [cell for segment in read_run(app.run) for cell in segment.of(layout.SPAN)]
+
+
+def test_the_gate_opens_and_closes_in_a_running_process(app: Traced) -> None:
+    def gate(value: bytes) -> None:
+        with (app.run / "control").open("r+b") as file:
+            file.write(value)
+
+    with app.start(
+        "init", "kernels:10", "sleep:600", "kernels:20", "sleep:1200", "kernels:40"
+    ) as process:
+        time.sleep(0.3)
+        gate(b"\0")
+        time.sleep(0.9)
+        gate(b"\1")
+        assert process.wait(30) == 0
+    timeline = timeline_of(app.run)
+    assert kinds(timeline) == {KERNEL: 50}
+    (segment,) = collector_segments(app.run)
+    (gap,) = segment.of(layout.GAP)
+    assert segment.names[gap.c] == "paused"
+    assert 0 < gap.a < gap.b
+
+
+def test_a_large_segment_is_followed_by_another(app: Traced) -> None:
+    app("init", "kernels:30000", "flush", "kernels:30000", "flush", RCA_LLM_SEGMENT_BYTES="2000000")
+    segments = collector_segments(app.run)
+    assert [segment.number("sequence") for segment in segments] == list(range(len(segments)))
+    assert len(segments) >= 3
+    timeline = timeline_of(app.run)
+    assert kinds(timeline) == {KERNEL: 60000}
+    assert None not in texts(timeline, "gpu", "name")
+
+
+def test_the_size_limit_ends_recording_and_is_told(app: Traced) -> None:
+    limits = {"RCA_LLM_SEGMENT_BYTES": "1000000", "RCA_LLM_MAX_BYTES": "2000000"}
+    done = app("init", *(["kernels:20000", "flush"] * 4), **limits)
+    assert done.returncode == 0
+    assert info(app.run, "gpu.size_limit")
+    *_, last = collector_segments(app.run)
+    assert last.number("stopped_ns") > 0
+    assert last.number("dropped") > 0
+
+
+def test_a_full_disk_stops_recording_and_not_the_program(app: Traced) -> None:
+    limit = ["sh", "-c", 'ulimit -f 1500; exec "$@"', "sh"]
+    done = app.under(limit, "init", *(["kernels:20000", "flush"] * 3))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    (segment,) = collector_segments(app.run)
+    assert segment.number("stop_errno") in (errno.EFBIG, errno.ENOSPC)
+    kept = kinds(timeline_of(app.run))[KERNEL]
+    assert 0 < kept < 60000
+    assert segment.number("dropped") > 0
+
+
+def test_a_run_directory_that_vanishes_is_no_error(app: Traced) -> None:
+    shutil.rmtree(app.run / "segments")
+    done = app("init", "kernels:1000", "nvtx", "flush")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_collector_gives_way_and_comes_back(app: Traced) -> None:
+    """What our Python side does around torch.profiler, which replaces buffers and clock."""
+    steps = ("kernels:10", "release", "displace", "kernels:5", "reclaim", "kernels:20")
+    assert app("init", *steps, "status").stdout == "status 1\n"
+    timeline = timeline_of(app.run)
+    assert kinds(timeline) == {KERNEL: 30}
+    (segment,) = collector_segments(app.run)
+    (gap,) = segment.of(layout.GAP)
+    assert segment.names[gap.c] == "displaced"
+    assert gap.b > gap.a
+
+
+def test_a_silent_takeover_is_noticed_by_its_clock(app: Traced) -> None:
+    app("init", "kernels:10", "flush", "displace", "sleep:2300", "kernels:5")
+    timeline = timeline_of(app.run)
+    assert kinds(timeline) == {KERNEL: 10}
+    assert notes(timeline)["competing_profiler"] == 1
+
+
+def nvtx_spans(run: Path) -> list[dict[str, object]]:
+    """Ranges of the NVTX handler, with what follows them."""
+    spans: list[dict[str, object]] = []
+    for segment in read_run(run):
+        names = segment.names
+        for cell in segment.cells:
+            if cell.kind == layout.SPAN:
+                spans.append({"name": names[cell.e], "a": cell.a, "b": cell.b, "flags": cell.flags})
+            elif cell.kind == layout.MORE:
+                spans[-1] |= {"domain": names.get(cell.d), "bytes": cell.b, "step": cell.a}
+            elif cell.kind == layout.NUMBER and spans:
+                spans[-1][names[cell.e]] = cell.b
+    return spans
+
+
+def test_nvtx_ranges_nest_and_carry_their_numbers(app: Traced) -> None:
+    assert app("nvtx").returncode == 0
+    spans = {str(span["name"]): span for span in nvtx_spans(app.run)}
+    assert set(spans) == {"outer", "inner ü🚀", "ncclAllReduce", "started"}
+    times = {name: (int(str(span["a"])), int(str(span["b"]))) for name, span in spans.items()}
+    outer, inner = times["outer"], times["inner ü🚀"]
+    assert outer[0] < inner[0] < times["ncclAllReduce"][0] < times["ncclAllReduce"][1] < inner[1]
+    assert inner[1] < outer[1] < times["started"][1]
+    nccl = spans["ncclAllReduce"]
+    assert (nccl["domain"], nccl["bytes"]) == ("NCCL", 1048576)
+    assert nccl["NCCL communicator ID"] == 0xC0FFEE
+    assert nccl["Reduction operation"] == -1
+    assert int(str(spans["started"]["flags"])) & layout.FLAG_ASYNC
+    assert all(int(str(span["flags"])) & layout.FLAG_NVTX for span in spans.values())
+
+
+def test_an_nvtx_mark_keeps_its_payload(app: Traced) -> None:
+    app("nvtx")
+    (segment,) = read_run(app.run)
+    (mark,) = segment.of(layout.MARK)
+    assert segment.names[mark.e] == "marked"
+    number = segment.cells[segment.cells.index(mark) + 1]
+    assert number.kind == layout.NUMBER
+    assert number.flags & layout.FLAG_FLOAT
+    assert np.int64(number.b).view(np.float64) == 1.5
+
+
+def test_nvtx_off_leaves_no_segment(app: Traced) -> None:
+    assert app("nvtx", RCA_LLM_NVTX="off").returncode == 0
+    assert not read_run(app.run)
+
+
+def test_an_nvtx_range_is_open_until_its_end(app: Traced) -> None:
+    assert app("nvtxopen", "kill").returncode == -signal.SIGKILL
+    (span,) = nvtx_spans(app.run)
+    assert span["name"] == "never ended"
+    assert span["b"] == 0
+
+
+def test_nvtx_threads_hand_their_segments_on(app: Traced) -> None:
+    done = app("nvtxthreads:16:500", "nvtxthreads:16:500")
+    assert done.returncode == 0
+    spans = nvtx_spans(app.run)
+    assert len(spans) == 2 * 16 * 500 * 2
+    assert all(int(str(span["b"])) >= int(str(span["a"])) > 0 for span in spans)
+    segments = read_run(app.run)
+    assert len(segments) <= 17
+    assert sum(len(segment.of(layout.THREAD)) for segment in segments) == 32 - len(segments)
+
+
+def _check_sanitized(built: Build, run: Path, **options: str) -> None:
+    app = traced(built, run)
+    activity = ("init", "device", "threads:16:300", "nvtx", "nvtxthreads:8:200", "copies", "flush")
+    done = app(*activity, "release", "displace", "reclaim", "kernels:50", "fork:5", **options)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING: " not in done.stderr and "ERROR: " not in done.stderr, done.stderr
+    assert kinds(timeline_of(run))[KERNEL] == 16 * 300 + 50
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing(
+    sanitized: Callable[[str], Build], sanitizer: str, tmp_path: Path
+) -> None:
+    _check_sanitized(
+        sanitized(sanitizer),
+        tmp_path / "run",
+        RCA_LLM_BUFFER_BYTES="65536",
+        ASAN_OPTIONS="detect_leaks=0",
+        UBSAN_OPTIONS="halt_on_error=1",
+        TSAN_OPTIONS="halt_on_error=1",
+    )
+
+
+def test_valgrind_finds_nothing(app: Traced) -> None:
+    valgrind = shutil.which("valgrind")
+    if valgrind is None:
+        pytest.skip("valgrind is not installed")
+    done = app.under(
+        [valgrind, "-q", "--error-exitcode=9"],
+        *("init", "device", "threads:4:100", "nvtx", "copies", "flush", "fork:5", "kernels:20"),
+        RCA_LLM_BUFFER_BYTES="65536",
+    )
+    assert done.returncode == 0, done.stderr
+    assert kinds(timeline_of(app.run))[KERNEL] == 420
+
+
+def test_the_library_needs_no_cuda_to_build_and_only_libc_to_run(built: Build) -> None:
+    listed = subprocess.run(
+        ["ldd", str(built.collector)], capture_output=True, text=True, check=True
+    )
+    needed = {
+        os.path.basename(line.split()[0]).split(".")[0] for line in listed.stdout.splitlines()
+    }
+    assert needed <= {
+        "linux-vdso",
+        "libc",
+        "ld-linux-x86-64",
+        "ld-linux-aarch64",
+        "libdl",
+        "libpthread",
+    }
