@@ -35,6 +35,9 @@ _TIME = rb'"ts": ?(\d+)'
 _ID = rb'"(?:correlation|External id|external id|id)": ?(\d+)'
 _MOVED = re.compile(rb'("ts": ?|"(?:correlation|[Ee]xternal id|id)": ?)(\d+)')
 
+_SHAPES = ", sizes = [[8, 4096], [4096, 11008], [11008]], strides = [[4096, 1], [1, 4096], [1]]"
+"""What makes the names of ranges as long as PyTorch's NVTX ranges with shapes are."""
+
 _SAMPLED_S = 0.005
 
 
@@ -133,9 +136,9 @@ def _add_ranges(database: sqlite3.Connection, wanted: int) -> None:
         database.execute(
             """INSERT INTO NVTX_EVENTS (start, end, eventType, text, globalTid, domainId)
             SELECT start - ?1, end + ?1, 59,
-                'model.layers.' || (rowid % 64) || '.block.' || ?2 || '.step.' || (rowid % 4096),
-                globalTid, 0 FROM CUPTI_ACTIVITY_KIND_RUNTIME ORDER BY start LIMIT ?3""",
-            (depth + 1, depth, min(wanted - depth * calls, calls)),
+                'model.layers.' || (rowid % 64) || '.block.' || ?2 || ', op_id = ' || (rowid % 4096)
+                || ?4, globalTid, 0 FROM CUPTI_ACTIVITY_KIND_RUNTIME ORDER BY start LIMIT ?3""",
+            (depth + 1, depth, min(wanted - depth * calls, calls), _SHAPES),
         )
 
 
