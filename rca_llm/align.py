@@ -20,10 +20,10 @@ def align(trace: Trace) -> Trace:
     timelines = [to_utc(timeline) for timeline in trace.timelines]
     findings = list(trace.findings)
     timelines = _join_side_files(timelines)
+    timelines, foreign = _of_one_job(timelines)
     timelines, doubles = _one_for_each_rank(timelines)
     _number_ranks(timelines)
-    findings += doubles + _missing_ranks(timelines) + _foreign(timelines)
-    return Trace(timelines, findings)
+    return Trace(timelines, [*findings, *foreign, *doubles, *_missing_ranks(timelines)])
 
 
 def to_utc(timeline: Timeline) -> Timeline:
@@ -53,9 +53,7 @@ def shift(timeline: Timeline, offset: int) -> None:
 
 def _join_side_files(timelines: list[Timeline]) -> list[Timeline]:
     """Add files that say which other file's rank they belong to, to that file."""
-    names = {
-        _basename(t.input.path): t for t in timelines if t.header.same_rank_as is None
-    }
+    names = {_basename(t.input.path): t for t in timelines if t.header.same_rank_as is None}
     kept: list[Timeline] = []
     for timeline in timelines:
         wanted = timeline.header.same_rank_as
@@ -100,6 +98,42 @@ def _recoded(name: str, table: Table, codes: Array) -> Table:
     return table.with_columns(**texts)
 
 
+def _of_one_job(timelines: list[Timeline]) -> tuple[list[Timeline], list[Finding]]:
+    """Leave out files that name another job, or another number of ranks, than most others do.
+
+    Where no job has the majority, all stay, and the finding says so.
+    """
+    named = {id(t): (t.header.job, t.header.world_size) for t in timelines}
+    votes = Counter(name for name in named.values() if name != (None, None))
+    if len(votes) < 2:
+        return timelines, []
+    usual, most = votes.most_common(1)[0]
+    decided = 2 * most > sum(votes.values())
+    foreign = [t for t in timelines if named[id(t)] not in (usual, (None, None))]
+    findings = [
+        Finding(
+            "foreign_rank",
+            1,
+            t.input.path,
+            f"belongs to {_job_name(t)}, most files to {_name(usual)}; "
+            + ("left out" if decided else "kept, since no job has the majority"),
+        )
+        for t in foreign
+    ]
+    return [t for t in timelines if not decided or t not in foreign], findings
+
+
+def _job_name(timeline: Timeline) -> str:
+    return _name((timeline.header.job, timeline.header.world_size))
+
+
+def _name(job: tuple[str | None, int | None]) -> str:
+    """A job in words: its name, and how many ranks it has."""
+    name, size = job
+    ranks = "" if size is None else f" of {size} ranks"
+    return f"job {name}{ranks}" if name is not None else f"a job{ranks}"
+
+
 def _one_for_each_rank(timelines: list[Timeline]) -> tuple[list[Timeline], list[Finding]]:
     """Leave out copies of a file, and join the files that say they are of one rank."""
     kept: dict[tuple[object, ...], Timeline] = {}
@@ -108,8 +142,9 @@ def _one_for_each_rank(timelines: list[Timeline]) -> tuple[list[Timeline], list[
     for timeline in timelines:
         header, path = timeline.header, timeline.input.path
         first = seen.setdefault(_identity(timeline), timeline)
-        stated = header.rank is not None
-        place = (header.job, header.host, header.rank) if stated else (id(timeline),)
+        place: tuple[object, ...] = (id(timeline),)
+        if header.rank is not None:
+            place = header.job, header.world_size, header.host, header.rank
         if first is not timeline:
             detail = f"holds the same records as {first.input.path}; left out"
             findings.append(Finding("duplicate_rank", 1, path, detail))
@@ -128,7 +163,7 @@ def _identity(timeline: Timeline) -> tuple[object, ...]:
     sizes = tuple((name, len(table)) for name, table in sorted(timeline.tables.items()))
     edges = tuple(
         int(table[column].sum())
-        for name, table in sorted(timeline.tables.items())
+        for _, table in sorted(timeline.tables.items())
         for column in ("start", "t", "arrival")
         if column in table.schema and len(table)
     )
@@ -153,9 +188,7 @@ def _missing_ranks(timelines: Sequence[Timeline]) -> list[Finding]:
         return []
     names = ", ".join(map(str, missing))
     detail = "no file of these ranks was given; nothing is known of them"
-    return [
-        Finding("missing_rank", len(missing), f"rank {names} of {max(sizes)}", detail)
-    ]
+    return [Finding("missing_rank", len(missing), f"rank {names} of {max(sizes)}", detail)]
 
 
 def missing_ranks(timelines: Sequence[Timeline]) -> list[int]:
@@ -163,21 +196,3 @@ def missing_ranks(timelines: Sequence[Timeline]) -> list[int]:
     sizes = [t.header.world_size for t in timelines if t.header.world_size]
     present = {t.header.rank for t in timelines if t.header.rank is not None}
     return sorted(set(range(max(sizes, default=0))) - present) if present else []
-
-
-def _foreign(timelines: Sequence[Timeline]) -> list[Finding]:
-    """Name files whose job is not the one that most files name."""
-    jobs = Counter(t.header.job for t in timelines if t.header.job is not None)
-    if len(jobs) < 2:
-        return []
-    usual = jobs.most_common(1)[0][0]
-    return [
-        Finding(
-            "foreign_rank",
-            1,
-            t.input.path,
-            f"belongs to job {t.header.job}, not {usual}",
-        )
-        for t in timelines
-        if t.header.job not in (None, usual)
-    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,9 +38,7 @@ class Pieces:
         first = int(np.searchsorted(self.end, start, "right"))
         last = max(int(np.searchsorted(self.start, end, "left")), first)
         starts = np.maximum(self.start[first:last], start)
-        return Pieces(
-            starts, np.minimum(self.end[first:last], end), self.label[first:last]
-        )
+        return Pieces(starts, np.minimum(self.end[first:last], end), self.label[first:last])
 
     def sums(self, labels: int) -> Ints:
         """The time of every label from 0 up to `labels` - 1, ns."""
@@ -48,6 +46,9 @@ class Pieces:
 
 
 EMPTY = Pieces(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+_NEVER = np.iinfo(np.int64).min
 
 
 def sum_by(label: Array, weight: Array, labels: int) -> Ints:
@@ -86,10 +87,20 @@ def lengths_by(group: Array, start: Array, end: Array, groups: int) -> Ints:
 
 
 def _reach_before(group: Array, end: Array) -> Ints:
-    """How far the earlier intervals of the same group reach; the groups lie one after another."""
-    floor = np.full(len(end), np.iinfo(np.int64).min, np.int64)
-    for rows in runs(group):
-        floor[rows.start + 1 : rows.stop] = np.maximum.accumulate(end[rows])[:-1]
+    """How far the earlier intervals of the same group reach; the groups lie one after another.
+
+    A running maximum within groups, by doubling the distance that is looked back.
+    """
+    reach = end.astype(np.int64)
+    distance = 1
+    while distance < len(end):
+        earlier = np.where(group[distance:] == group[:-distance], reach[:-distance], _NEVER)
+        if not np.any(earlier > reach[distance:]):
+            break
+        reach[distance:] = np.maximum(reach[distance:], earlier)
+        distance *= 2
+    floor = np.full(len(end), _NEVER, np.int64)
+    floor[1:] = np.where(group[1:] == group[:-1], reach[:-1], _NEVER)
     return floor
 
 
@@ -99,7 +110,7 @@ def runs(values: Array) -> list[slice]:
         return []
     cuts = np.flatnonzero(values[1:] != values[:-1]) + 1
     edges = [0, *cuts.tolist(), len(values)]
-    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def complement(start: Array, end: Array, low: int, high: int) -> tuple[Ints, Ints]:
@@ -131,11 +142,7 @@ def earliest_wins(start: Array, end: Array, ties: Array | None = None) -> Pieces
     keys = [-end, start] if ties is None else [ties[rows], -end, start]
     order = np.lexsort(keys)
     start, end, rows = start[order], end[order], rows[order]
-    floor = (
-        np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
-        if len(end)
-        else end
-    )
+    floor = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]]) if len(end) else end
     begins = np.maximum(start, floor)
     keep = end > begins
     return Pieces(begins[keep], end[keep], rows[keep])
@@ -151,42 +158,62 @@ def innermost_wins(start: Array, end: Array) -> Pieces:
     start, end = start[order], end[order]
     if not len(order):
         return EMPTY
-    pieces = _nested(start, end) if _is_nested(start, end) else _crossing(start, end)
+    around = _by_depth(start, end)
+    nested = _contained(end, around)
+    pieces = _nested(start, end, around) if nested else _crossing(start, end)
     return _join(pieces.relabel(order))
 
 
 def parents(start: Array, end: Array) -> Ints:
-    """The row of the innermost other interval around each, -1 where there is none.
+    """The row of the innermost other interval that contains each, -1 where there is none.
 
-    Sorted by start, longer first; properly nested.
+    Sorted by start, longer first. Intervals that cross contain neither the other.
     """
+    around = _by_depth(start, end)
+    return around if _contained(end, around) else _reaching(end, strict=False)
+
+
+def _contained(end: Array, around: Ints) -> bool:
+    """Whether every interval ends within the one said to be around it."""
+    inner = np.flatnonzero(around >= 0)
+    return bool(np.all(end[inner] <= end[around[inner]]))
+
+
+def _by_depth(start: Array, end: Array) -> Ints:
+    """The parents of sorted intervals, right if they are properly nested."""
     depth = np.arange(len(start)) - np.searchsorted(np.sort(end), start, "right")
     found = np.full(len(start), NOTHING, np.int64)
     above = np.empty(0, np.int64)
     for level in range(int(depth.max(initial=-1)) + 1):
         here = np.flatnonzero(depth == level)
-        if level:
-            found[here] = above[np.searchsorted(above, here) - 1]
+        if level and len(above):
+            found[here] = above[np.maximum(np.searchsorted(above, here) - 1, 0)]
         above = here
     return found
 
 
-def _is_nested(start: Array, end: Array) -> bool:
-    """Whether no two of the sorted intervals cross."""
-    around = parents(start, end)
-    inner = np.flatnonzero(around >= 0)
-    return bool(np.all(end[inner] <= end[around[inner]]))
+def _reaching(end: Array, *, strict: bool) -> Ints:
+    """The nearest earlier row that ends later than each (or at the same time, unless strict).
+
+    Pointers jump: what lies between a row and its pointer never reaches further than the row, so
+    following the pointer of a pointer skips nothing.
+    """
+    pointer = np.arange(-1, len(end) - 1)
+    rows = np.flatnonzero(pointer >= 0)
+    while len(rows):
+        short = end[pointer[rows]] <= end[rows] if strict else end[pointer[rows]] < end[rows]
+        rows = rows[short]
+        pointer[rows] = pointer[pointer[rows]]
+        rows = rows[pointer[rows] >= 0]
+    return pointer
 
 
-def _nested(start: Array, end: Array) -> Pieces:
+def _nested(start: Array, end: Array, around: Ints) -> Pieces:
     """The innermost of properly nested intervals, cut at every edge."""
-    around = parents(start, end)
     closing = np.lexsort([-np.arange(len(end)), end])
     times = np.concatenate([end[closing], start])
     label = np.concatenate([around[closing], np.arange(len(start))])
-    opens = np.concatenate(
-        [np.zeros(len(end), np.int64), np.ones(len(start), np.int64)]
-    )
+    opens = np.concatenate([np.zeros(len(end), np.int64), np.ones(len(start), np.int64)])
     order = np.lexsort([opens, times])
     times, label = times[order], label[order]
     keep = (times[1:] > times[:-1]) & (label[:-1] >= 0)
@@ -194,30 +221,33 @@ def _nested(start: Array, end: Array) -> Pieces:
 
 
 def _crossing(start: Array, end: Array) -> Pieces:
-    """The same for intervals that cross: one sweep with a heap of those that are open."""
-    edges = np.unique(np.concatenate([start, end])).tolist()
-    starts, ends, following = start.tolist(), end.tolist(), 0
-    heap: list[int] = []
-    labels: list[int] = []
-    for edge in edges[:-1]:
-        while following < len(starts) and starts[following] <= edge:
-            heapq.heappush(heap, -following)
-            following += 1
-        while heap and ends[-heap[0]] <= edge:
-            heapq.heappop(heap)
-        labels.append(-heap[0] if heap else NOTHING)
-    times, label = np.array(edges, np.int64), np.array(labels, np.int64)
+    """The same for intervals that cross: from the last start back to one that is still open."""
+    edges = distinct(np.concatenate([start, end]))
+    times = edges[:-1]
+    label = np.searchsorted(start, times, "right") - 1
+    before = _reaching(end, strict=True)
+    closed = np.flatnonzero(end[label] <= times)
+    while len(closed):
+        label[closed] = before[label[closed]]
+        closed = closed[label[closed] >= 0]
+        closed = closed[end[label[closed]] <= times[closed]]
     keep = label >= 0
-    return Pieces(times[:-1][keep], times[1:][keep], label[keep])
+    return Pieces(times[keep], edges[1:][keep], label[keep])
+
+
+def distinct(values: Array) -> Ints:
+    """The distinct values in ascending order (sorting beats NumPy's hashing for long columns)."""
+    ordered = np.sort(values)
+    keep = np.ones(len(ordered), bool)
+    keep[1:] = ordered[1:] != ordered[:-1]
+    return ordered[keep]
 
 
 def _join(pieces: Pieces) -> Pieces:
     """Neighbours that touch and have one label, as one piece."""
     if len(pieces) < 2:
         return pieces
-    same = (pieces.start[1:] == pieces.end[:-1]) & (
-        pieces.label[1:] == pieces.label[:-1]
-    )
+    same = (pieces.start[1:] == pieces.end[:-1]) & (pieces.label[1:] == pieces.label[:-1])
     first = np.flatnonzero(np.concatenate([[True], ~same]))
     last = np.concatenate([first[1:] - 1, [len(pieces) - 1]])
     return Pieces(pieces.start[first], pieces.end[last], pieces.label[first])
@@ -238,7 +268,7 @@ def at(pieces: Pieces, times: Array) -> Ints:
 def cut(pieces: Pieces, edges: Array) -> Pieces:
     """The same pieces, cut at these times as well."""
     inside = edges[at(pieces, edges) >= 0]
-    times = np.unique(np.concatenate([pieces.start, inside]))
+    times = distinct(np.concatenate([pieces.start, inside]))
     row = np.searchsorted(pieces.start, times, "right") - 1
     following = np.concatenate([times[1:], pieces.end[-1:]])
     return Pieces(times, np.minimum(following, pieces.end[row]), pieces.label[row])
@@ -255,7 +285,7 @@ def overlay(layers: Sequence[Pieces], low: int, high: int) -> tuple[Pieces, Ints
     edges = [np.array([low, high], np.int64)]
     for layer in layers:
         edges += [layer.start, layer.end]
-    times = np.unique(np.clip(np.concatenate(edges), low, high))
+    times = distinct(np.clip(np.concatenate(edges), low, high))
     label = np.full(len(times) - 1, NOTHING, np.int64)
     source = np.full(len(times) - 1, NOTHING, np.int64)
     for number, layer in enumerate(layers):
@@ -279,7 +309,7 @@ def sums_in(pieces: Pieces, start: Array, end: Array, labels: int) -> Ints:
     """
     sums = np.zeros((len(start), labels), np.int64)
     duration = pieces.end - pieces.start
-    for label in np.unique(pieces.label[pieces.label >= 0]).tolist():
+    for label in distinct(pieces.label[pieces.label >= 0]).tolist():
         mine = pieces.label == label
         rows = Pieces(pieces.start[mine], pieces.end[mine], pieces.label[mine])
         before = np.concatenate([[0], np.cumsum(duration[mine])])
@@ -290,8 +320,5 @@ def sums_in(pieces: Pieces, start: Array, end: Array, labels: int) -> Ints:
 def _until(pieces: Pieces, before: Ints, times: Array) -> Ints:
     """How much of some pieces lies before each time; `before` holds that at every piece's start."""
     row = np.searchsorted(pieces.start, times, "right") - 1
-    inside = (
-        np.minimum(times, pieces.end[np.maximum(row, 0)])
-        - pieces.start[np.maximum(row, 0)]
-    )
+    inside = np.minimum(times, pieces.end[np.maximum(row, 0)]) - pieces.start[np.maximum(row, 0)]
     return np.where(row >= 0, before[np.maximum(row, 0)] + inside, 0)

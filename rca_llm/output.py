@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from rca_llm.errors import RcaError
@@ -17,9 +17,7 @@ def check_target(target: Path, *, force: bool) -> None:
     if target.exists() and not force:
         raise RcaError(f"{target}: exists; will not overwrite without --force")
     if not target.parent.is_dir():
-        raise RcaError(
-            f"{target}: cannot be written: no such folder as {target.parent}"
-        )
+        raise RcaError(f"{target}: cannot be written: no such folder as {target.parent}")
 
 
 def write(target: Path, produce: Callable[[Path], None], *, force: bool) -> None:
@@ -35,15 +33,11 @@ def write(target: Path, produce: Callable[[Path], None], *, force: bool) -> None
                 shutil.rmtree(target)
             os.replace(draft, target)
     except OSError as error:
-        raise RcaError(
-            f"{target}: cannot be written: {error.strerror or error}"
-        ) from error
+        raise RcaError(f"{target}: cannot be written: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
-def _beside(target: Path) -> Iterator[Path]:
+def _beside(target: Path) -> Generator[Path]:
     """A path in a folder of its own next to the target, gone afterwards."""
-    with tempfile.TemporaryDirectory(
-        prefix=f".{target.name[:50]}.", dir=target.parent
-    ) as folder:
+    with tempfile.TemporaryDirectory(prefix=f".{target.name[:50]}.", dir=target.parent) as folder:
         yield Path(folder) / target.name

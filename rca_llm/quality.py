@@ -32,7 +32,8 @@ def repair(timeline: Timeline) -> None:
     gpu = timeline["gpu"].sorted_by("start")
     if not len(gpu):
         return
-    start, end = gpu["start"], gpu["end"].copy()
+    start: Ints = gpu["start"]
+    end: Ints = np.array(gpu["end"], np.int64)
     timed = known(start)
     _note_untimed(timeline, gpu, ~timed)
     _mend_negative(timeline, gpu, end, timed)
@@ -141,9 +142,7 @@ def _where(gpu: Table, rows: Array) -> str:
     if not len(rows):
         return ""
     row = int(rows[0])
-    process, device, stream = (
-        int(gpu[name][row]) for name in ("process", "device", "stream")
-    )
+    process, device, stream = (int(gpu[name][row]) for name in ("process", "device", "stream"))
     places = [
         f"process {process}" if process != UNKNOWN else "",
         f"device {device}" if device >= 0 else "",

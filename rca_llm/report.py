@@ -62,9 +62,7 @@ class Report:
     """The contract's summary, ready to be written as JSON."""
     trace: Trace
     segments: list[RankSegments] = field(default_factory=list[RankSegments])
-    request_segments: dict[str, RequestSegments] = field(
-        default_factory=dict[str, RequestSegments]
-    )
+    request_segments: dict[str, RequestSegments] = field(default_factory=dict[str, RequestSegments])
 
 
 def build(trace: Trace) -> Report:
@@ -116,9 +114,7 @@ def _lives(job: Job) -> tuple[list[Request], list[Life]]:
             continue
         seen.update((recording.timeline.header.job, request.id) for request in fresh)
         view = engine_view(job.ranks, number, job.collectives)
-        found = [
-            lives_of.life(request, recording, partition, view) for request in fresh
-        ]
+        found = [lives_of.life(request, recording, partition, view) for request in fresh]
         requests += fresh
         lives += [life for life in found if life is not None]
     requests.sort(key=lambda request: request.arrival or 0)
@@ -129,17 +125,13 @@ def _lives(job: Job) -> tuple[list[Request], list[Life]]:
 def _summary(
     trace: Trace, job: Job, requests: Sequence[Request], lives: Sequence[Life]
 ) -> dict[str, Any]:
-    totals = (
-        np.sum([p.totals for _, p in job.ranks], axis=0) if job.ranks else _nothing()
-    )
+    totals = np.sum([p.totals for _, p in job.ranks], axis=0) if job.ranks else _nothing()
     return {
         "schema": SCHEMA,
         "inputs": _inputs(trace.timelines),
         "window": _window(job),
         "totals": _totals(job, len(requests)),
-        "devices": [
-            row for r, p in job.ranks for row in device_rows.device_rows(r, p.rank)
-        ],
+        "devices": [row for r, p in job.ranks for row in device_rows.device_rows(r, p.rank)],
         "shares": shares(totals),
         "hidden": _hidden(job),
         "parts": named(totals),
@@ -156,9 +148,7 @@ def _summary(
         "kernels": device_rows.kernel_rows(job.recordings),
         "copies": device_rows.copy_rows(job.recordings),
         "collectives": jobs.collective_rows(job),
-        "ranks": window_rows.rank_rows(
-            job.ranks, alignment.missing_ranks(trace.timelines)
-        ),
+        "ranks": window_rows.rank_rows(job.ranks, alignment.missing_ranks(trace.timelines)),
         "hints": [],
         "quality": all_findings(trace, job),
     }
@@ -193,10 +183,7 @@ def _hidden(job: Job) -> dict[str, int]:
 
 def _totals(job: Job, requests: int) -> dict[str, int]:
     def count(kind: int) -> int:
-        return sum(
-            int(np.count_nonzero(r.timeline["gpu"]["kind"] == kind))
-            for r in job.recordings
-        )
+        return sum(int(np.count_nonzero(r.timeline["gpu"]["kind"] == kind)) for r in job.recordings)
 
     return {
         "kernels": count(KERNEL),
@@ -206,8 +193,6 @@ def _totals(job: Job, requests: int) -> dict[str, int]:
         "ranges": sum(len(r.timeline["ranges"]) for r in job.recordings),
         "collectives": len(job.collectives),
         "requests": requests,
-        "steps": len(
-            {(id(r), int(r.steps.id[row])) for r, p in job.ranks for row in p.steps}
-        ),
+        "steps": len({(id(r), int(r.steps.id[row])) for r, p in job.ranks for row in p.steps}),
         "graph_launches": sum(host_rows.graph_launches(r) for r in job.recordings),
     }

@@ -69,9 +69,7 @@ class Strings:
         """The codes of many texts."""
         return np.fromiter((self.code(text) for text in texts), np.int32)
 
-    def lookup(
-        self, values: Mapping[str, int] | Sequence[int], default: int = 0
-    ) -> Ints:
+    def lookup(self, values: Mapping[str, int] | Sequence[int], default: int = 0) -> Ints:
         """A value for every code, so that `lookup(...)[column]` translates a column.
 
         One more entry stands at the end for `NO_TEXT`. `values` maps texts, or lists a value for
@@ -90,9 +88,7 @@ class Table:
     A column that is not given is unknown in every row and takes no memory until it is asked for.
     """
 
-    def __init__(
-        self, schema: Schema, columns: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, schema: Schema, columns: Mapping[str, Any] | None = None) -> None:
         self.schema = schema
         self._columns: dict[str, Array] = {}
         lengths: set[int] = set()
@@ -127,16 +123,12 @@ class Table:
 
     def take(self, rows: Array) -> Table:
         """The rows that a mask or an index array selects, in its order."""
-        return self._like(
-            {name: values[rows] for name, values in self._columns.items()}, rows
-        )
+        return self._like({name: values[rows] for name, values in self._columns.items()}, rows)
 
     def _like(self, columns: dict[str, Array], rows: Array) -> Table:
         table = Table(self.schema, columns)
         if not columns:
-            table._length = (
-                int(np.count_nonzero(rows)) if rows.dtype == bool else len(rows)
-            )
+            table._length = int(np.count_nonzero(rows)) if rows.dtype == bool else len(rows)
         return table
 
     def with_columns(self, **columns: Any) -> Table:
@@ -162,10 +154,12 @@ class Table:
             if kind == "text" and strings is not None:
                 columns[name] = pd.Categorical.from_codes(values, pd.Index(strings.texts))
             elif kind in ("time", "int"):
-                columns[name] = pd.arrays.IntegerArray(values.copy(), values == UNKNOWN)
+                own: Ints = np.array(values, np.int64)
+                columns[name] = pd.arrays.IntegerArray(own, ~known(own))
             else:
                 columns[name] = values
-        return pd.DataFrame(columns)
+        frame: pd.DataFrame = pd.DataFrame(columns)
+        return frame
 
 
 def concat(schema: Schema, tables: Sequence[Table]) -> Table:
@@ -176,9 +170,7 @@ def concat(schema: Schema, tables: Sequence[Table]) -> Table:
     if len(tables) == 1:
         return tables[0]
     names = [name for name in schema if any(name in table for table in tables)]
-    return Table(
-        schema, {name: np.concatenate([t[name] for t in tables]) for name in names}
-    )
+    return Table(schema, {name: np.concatenate([t[name] for t in tables]) for name in names})
 
 
 def known(values: Array) -> Mask:
@@ -186,6 +178,6 @@ def known(values: Array) -> Mask:
     return np.asarray(values != UNKNOWN)
 
 
-def optional(value: int) -> int | None:
-    """A plain int, or None where it is unknown."""
+def optional(value: Any) -> int | None:
+    """An entry of a 64-bit column as a plain int, None where it is unknown."""
     return None if value == UNKNOWN else int(value)

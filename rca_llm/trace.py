@@ -263,9 +263,7 @@ def merge_findings(findings: Iterable[Finding]) -> list[Finding]:
     counts: Counter[tuple[str, str, str]] = Counter()
     for finding in findings:
         counts[finding.code, finding.where, finding.detail] += finding.count
-    return [
-        Finding(code, n, where, detail) for (code, where, detail), n in counts.items()
-    ]
+    return [Finding(code, n, where, detail) for (code, where, detail), n in counts.items()]
 
 
 def merge(traces: Sequence[Trace]) -> Trace:

@@ -51,7 +51,9 @@ def _event(draw: st.DrawFn, kind: str, begin: int, end: int) -> tuple[str, dict[
         name = draw(st.sampled_from(["cudaStreamSynchronize", "cudaMalloc", "cudaGraphLaunch"]))
         return kind, {"name": name, "start": begin, "end": end}
     if kind == "step":
-        phases = draw(st.dictionaries(st.sampled_from("AB"), st.sampled_from(["prefill", "decode"])))
+        phases = draw(
+            st.dictionaries(st.sampled_from("AB"), st.sampled_from(["prefill", "decode"]))
+        )
         return kind, {"id": draw(st.integers(0, 5)), "start": begin, "end": end, **phases}
     state = draw(st.sampled_from(["running", "runnable", "blocked", "gil"]))
     return "row", {

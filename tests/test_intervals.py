@@ -36,7 +36,7 @@ def painted(pieces: Pieces) -> list[int]:
 
 
 def chosen(items: list[Interval], key: Callable[[int], tuple[int, ...]]) -> list[int]:
-    line = []
+    line: list[int] = []
     for t in range(HORIZON):
         covering = [i for i, (start, end) in enumerate(items) if start <= t < end]
         line.append(min(covering, key=key) if covering else -1)

@@ -33,7 +33,9 @@ class Builder:
         defaults = {"kind": 1, "process": PROCESS, "device": 0, "stream": 8, "copy": kind}
         self.row("gpu", name="copy", start=start, end=end, **defaults | values)
 
-    def launch(self, name: str, call: tuple[int, int], kernel: tuple[int, int], **more: Any) -> None:
+    def launch(
+        self, name: str, call: tuple[int, int], kernel: tuple[int, int], **more: Any
+    ) -> None:
         self.calls += 1
         self.api("cudaLaunchKernel", *call, correlation=self.calls)
         self.kernel(name, *kernel, correlation=self.calls, **more)
@@ -59,8 +61,7 @@ class Builder:
             names = [name for name in schema if any(name in row for row in rows)]
             empty = {"time": UNKNOWN, "int": UNKNOWN, "float": float("nan")}
             columns = {
-                name: [row.get(name, empty.get(schema[name], -1)) for row in rows]
-                for name in names
+                name: [row.get(name, empty.get(schema[name], -1)) for row in rows] for name in names
             }
             self.timeline.tables[table] = Table(schema, columns)
         return self.timeline

@@ -24,9 +24,7 @@ CALLS = (
 )
 """What an API call does."""
 
-LAUNCH, GRAPH_LAUNCH, COPY, COPY_SYNC, SYNC, ALLOC, JIT, GRAPH_CAPTURE, OTHER = range(
-    len(CALLS)
-)
+LAUNCH, GRAPH_LAUNCH, COPY, COPY_SYNC, SYNC, ALLOC, JIT, GRAPH_CAPTURE, OTHER = range(len(CALLS))
 
 CALL_PART = np.array(
     [

@@ -13,8 +13,8 @@ from rca_llm import intervals
 from rca_llm.attribute import device
 from rca_llm.attribute.device import Activity
 from rca_llm.attribute.links import among
-from rca_llm.attribute.parts import CODE
 from rca_llm.attribute.partition import Recording
+from rca_llm.attribute.parts import CODE
 from rca_llm.attribute.ranks import Rank
 from rca_llm.table import UNKNOWN, Ints, Table, known, optional
 from rca_llm.trace import COPY_KINDS, KERNEL, MEMCPY, Timeline
@@ -115,9 +115,7 @@ def _kernels(timeline: Timeline, table: Table, rows: Ints) -> Ints:
     return np.where(hit, kernels[order[place]], -1)
 
 
-def _recorded(
-    timeline: Timeline, table: Table, row: int, rank: Rank, gpu_row: int
-) -> Part:
+def _recorded(timeline: Timeline, table: Table, row: int, rank: Rank, gpu_row: int) -> Part:
     gpu = timeline["gpu"]
     times = (gpu, gpu_row) if gpu_row >= 0 else (table, row)
     start, end = int(times[0]["start"][times[1]]), int(times[0]["end"][times[1]])
@@ -183,9 +181,7 @@ def _with_contention(timeline: Timeline, rank: Rank, parts: list[Part]) -> list[
     starts = np.array([part.start for part in parts], np.int64)
     ends = np.array([part.end for part in parts], np.int64)
     shared = intervals.sums_in(copies, starts, ends, 1)[:, 0].tolist()
-    return [
-        replace(part, contended_ns=n) for part, n in zip(parts, shared, strict=True)
-    ]
+    return [replace(part, contended_ns=n) for part, n in zip(parts, shared, strict=True)]
 
 
 def match(ranks: Sequence[Sequence[Part]]) -> list[Collective]:
@@ -217,9 +213,7 @@ def _collective(parts: list[Part], ranks: int) -> Collective:
     return Collective(tuple(parts), complete=1 < len(parts) == expected)
 
 
-def arrivals(
-    collectives: Iterable[Collective], rank: int
-) -> tuple[dict[int, int], dict[int, int]]:
+def arrivals(collectives: Iterable[Collective], rank: int) -> tuple[dict[int, int], dict[int, int]]:
     """When the last rank came, by the `gpu` row and by the record of a rank's own part."""
     by_gpu: dict[int, int] = {}
     by_row: dict[int, int] = {}
@@ -227,9 +221,7 @@ def arrivals(
         arrived = collective.arrived
         for part in collective.parts:
             if arrived is not None and part.rank == rank:
-                target, key = (
-                    (by_gpu, part.gpu_row) if part.gpu_row >= 0 else (by_row, part.row)
-                )
+                target, key = (by_gpu, part.gpu_row) if part.gpu_row >= 0 else (by_row, part.row)
                 target[key] = arrived
     return by_gpu, by_row
 
@@ -250,12 +242,10 @@ def add_to(
     )
     rows = np.array([part.row for part in bare], np.int64)
     joined = device.join([activity, replace(extra, collective_row=rows)])
-    arrived = joined.arrived.copy()
+    arrived = np.array(joined.arrived, np.int64)
     for place in np.flatnonzero(joined.layer == device.COMMUNICATION).tolist():
         gpu_row, row = int(joined.gpu_row[place]), int(joined.collective_row[place])
-        arrived[place] = (
-            by_gpu.get(gpu_row, UNKNOWN) if gpu_row >= 0 else by_row.get(row, UNKNOWN)
-        )
+        arrived[place] = by_gpu.get(gpu_row, UNKNOWN) if gpu_row >= 0 else by_row.get(row, UNKNOWN)
     return replace(joined, arrived=arrived)
 
 
@@ -299,14 +289,10 @@ def _longest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _bus_bandwidth(
-    op: str | None, size: object, transfer: int | None, ranks: int
-) -> int | None:
+def _bus_bandwidth(op: str | None, size: object, transfer: int | None, ranks: int) -> int | None:
     """Bytes a second over the bus, None where size or transfer time is not known."""
     factor = _BUS_FACTOR.get(op or "")
     if factor is None or not isinstance(size, int) or not transfer:
         return None
-    total = (
-        size * ranks if op in ("all_gather", "reduce_scatter", "all_to_all") else size
-    )
+    total = size * ranks if op in ("all_gather", "reduce_scatter", "all_to_all") else size
     return round(total * factor(ranks) * 1_000_000_000 / transfer)

@@ -72,9 +72,7 @@ def gpu_parts(gpu: Table, strings: Strings) -> Ints:
     parts = kernel_parts(strings, gpu["name"])
     parts[kind == GRAPH] = CODE["compute.graph"]
     parts[kind == MEMSET] = CODE["compute.memory"]
-    by_copy = np.array(
-        [*(CODE[_COPY_PART[c]] for c in COPY_KINDS), CODE["compute.memory"]]
-    )
+    by_copy = np.array([*(CODE[_COPY_PART[c]] for c in COPY_KINDS), CODE["compute.memory"]])
     copies = kind == MEMCPY
     parts[copies] = by_copy[copy[copies]]
     return parts
@@ -107,9 +105,7 @@ def _hand_overs(timeline: Timeline, rank: Rank) -> Activity:
     kind = timeline.strings.find("kv_transfer")
     rows = rows_of(ranges, rank)
     rows = rows[(ranges["kind"][rows] == kind) & (kind >= 0)]
-    return bare(
-        ranges["start"][rows], ranges["end"][rows], CODE["communication.kv_transfer"]
-    )
+    return bare(ranges["start"][rows], ranges["end"][rows], CODE["communication.kv_transfer"])
 
 
 def bare(start: Ints, end: Ints, part: int) -> Activity:
@@ -118,17 +114,13 @@ def bare(start: Ints, end: Ints, part: int) -> Activity:
     unknown = np.full(len(start), UNKNOWN, np.int64)
     parts = np.full(len(start), part, np.int64)
     layers = _LAYER_OF_PART[parts]
-    return Activity(
-        start, end, parts, layers, unknown, nowhere, nowhere, nowhere, unknown
-    )
+    return Activity(start, end, parts, layers, unknown, nowhere, nowhere, nowhere, unknown)
 
 
 def join(several: list[Activity]) -> Activity:
     """Several sets of activities as one."""
     fields = Activity.__dataclass_fields__
-    return Activity(
-        *(np.concatenate([getattr(a, name) for a in several]) for name in fields)
-    )
+    return Activity(*(np.concatenate([getattr(a, name) for a in several]) for name in fields))
 
 
 def occupied(activity: Activity, rank: Rank) -> Pieces:
@@ -151,12 +143,10 @@ def split_waits(pieces: Pieces, activity: Activity) -> tuple[Pieces, Ints]:
     arrived = activity.arrived[activity.part == CODE["communication.collective"]]
     edges = arrived[known(arrived)]
     if len(edges):
-        pieces = intervals.cut(pieces, np.unique(edges))
+        pieces = intervals.cut(pieces, intervals.distinct(edges))
     part = np.append(activity.part, NO_PART)[pieces.label]
     last = np.append(activity.arrived, UNKNOWN)[pieces.label]
-    waiting = (
-        (part == CODE["communication.collective"]) & known(last) & (pieces.end <= last)
-    )
+    waiting = (part == CODE["communication.collective"]) & known(last) & (pieces.end <= last)
     return pieces, np.where(waiting, CODE["communication.wait"], part)
 
 

@@ -44,13 +44,9 @@ class HostRecords:
 def host_records(timeline: Timeline, *, on_gpu: bool) -> HostRecords:
     """Collect API calls, spans, operators and thread states."""
     api, ranges, states = timeline["api"], timeline["ranges"], timeline["states"]
-    threads, (api_thread, range_thread, state_thread) = dense_threads(
-        api, ranges, states
-    )
+    threads, (api_thread, range_thread, state_thread) = dense_threads(api, ranges, states)
     range_part = _range_parts(timeline, on_gpu=on_gpu)
-    state_part = timeline.strings.lookup(
-        {k: CODE[p] for k, p in STATE_PART.items()}, NO_PART
-    )
+    state_part = timeline.strings.lookup({k: CODE[p] for k, p in STATE_PART.items()}, NO_PART)
     columns = [
         (
             api_thread,
@@ -61,13 +57,9 @@ def host_records(timeline: Timeline, *, on_gpu: bool) -> HostRecords:
         (range_thread, ranges["start"], ranges["end"], range_part),
         (state_thread, states["start"], states["end"], state_part[states["state"]]),
     ]
-    thread, start, end, part = (
-        np.concatenate(column) for column in zip(*columns, strict=True)
-    )
+    thread, start, end, part = (np.concatenate(column) for column in zip(*columns, strict=True))
     telling = (part != NO_PART) & (end > start)
-    running = (states["state"] == timeline.strings.find("running")) & (
-        states["state"] >= 0
-    )
+    running = (states["state"] == timeline.strings.find("running")) & (states["state"] >= 0)
     spent = np.where(range_part != NO_PART, ranges["end"] - ranges["start"], 0)
     computing = np.where(ranges["kind"] == timeline.strings.find("compute"), spent, 0)
     return HostRecords(
@@ -87,14 +79,12 @@ def _range_parts(timeline: Timeline, *, on_gpu: bool) -> Ints:
     """The part that each range explains; a plain NVTX range or annotation explains none."""
     ranges = timeline["ranges"]
     parts = span_parts(timeline.strings, ranges["kind"], on_gpu=on_gpu)
-    working = dict.fromkeys(_WORKING_DOMAINS, 1)
+    working: dict[str, int] = dict.fromkeys(_WORKING_DOMAINS, 1)
     plain = timeline.strings.lookup(working)[ranges["domain"]] == 1
     return np.where((parts == NO_PART) & plain, CODE["scheduling.host"], parts)
 
 
-def main_thread(
-    records: HostRecords, launches: Ints, processes: tuple[int, ...]
-) -> int:
+def main_thread(records: HostRecords, launches: Ints, processes: tuple[int, ...]) -> int:
     """The thread that drives a rank: it launches most, else computes most, else records most."""
     mine = np.array([process in processes for process, _ in records.threads], bool)
     for weight in (launches, records.compute_ns, records.recorded_ns):
@@ -143,14 +133,10 @@ def explain(records: HostRecords, gaps: tuple[Ints, Ints], thread: Ints) -> Piec
 _FIELDS = ("start", "end", "label")
 
 
-def _explain_thread(
-    records: HostRecords, gaps: tuple[Ints, Ints], thread: int
-) -> Pieces:
+def _explain_thread(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:
     """What one thread did in its gaps, `scheduling.other` where nothing tells."""
     layers = [
-        _innermost(
-            records.start, records.end, records.part, records.thread == thread, gaps
-        ),
+        _innermost(records.start, records.end, records.part, records.thread == thread, gaps),
         _running(records, gaps, thread),
     ]
     low, high = int(gaps[0][0]), int(gaps[1][-1])
@@ -159,9 +145,7 @@ def _explain_thread(
     return within(Pieces(pieces.start, pieces.end, label), gaps)
 
 
-def _innermost(
-    start: Ints, end: Ints, part: Ints, mine: Array, gaps: tuple[Ints, Ints]
-) -> Pieces:
+def _innermost(start: Ints, end: Ints, part: Ints, mine: Array, gaps: tuple[Ints, Ints]) -> Pieces:
     rows = np.flatnonzero(mine)
     rows = rows[intervals.touching(start[rows], end[rows], gaps)]
     return intervals.innermost_wins(start[rows], end[rows]).relabel(part[rows])
@@ -176,7 +160,7 @@ def _running(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Piec
 
 def within(pieces: Pieces, gaps: tuple[Ints, Ints]) -> Pieces:
     """The parts of some pieces that lie within disjoint, ascending intervals."""
-    pieces = intervals.cut(pieces, np.unique(np.concatenate(gaps)))
+    pieces = intervals.cut(pieces, intervals.distinct(np.concatenate(gaps)))
     row = np.searchsorted(gaps[0], pieces.start, "right") - 1
     inside = (row >= 0) & (pieces.start < gaps[1][np.maximum(row, 0)])
     return pieces.take(np.flatnonzero(inside))

@@ -16,7 +16,6 @@ from rca_llm.attribute.partition import (
 )
 from rca_llm.trace import Timeline
 
-
 Member = tuple[Recording, RankPartition]
 """A rank with the recording it stands in."""
 

@@ -38,9 +38,7 @@ def link(gpu: Table, api: Table) -> Links:
         rows = np.flatnonzero((gpu_process == process) & known(gpu_id))
         calls = np.flatnonzero((api_process == process) & known(api_id))
         if len(rows) and len(calls):
-            found[rows] = _match(
-                gpu_id[rows], api_id[calls], api["start"][calls], calls
-            )
+            found[rows] = _match(gpu_id[rows], api_id[calls], api["start"][calls], calls)
     return Links(found)
 
 

@@ -116,9 +116,7 @@ def activities(recording: Recording, rank: Rank) -> tuple[Activity, Ints, Ints, 
     """A rank's device work; its steps, every `gpu` row's step and every step's end."""
     mine = steps.of_rank(recording.steps, rank)
     step_of = steps.assign(recording.timeline, recording.links, recording.steps, mine)
-    step_of[~among(recording.timeline["gpu"]["process"], [*rank.processes])] = (
-        steps.NO_STEP
-    )
+    step_of[~among(recording.timeline["gpu"]["process"], [*rank.processes])] = steps.NO_STEP
     extended = steps.extend(recording.steps, recording.timeline["gpu"], step_of)
     own = device.activities(recording.timeline, rank, recording.gpu_parts, step_of)
     return own, mine, step_of, extended.end
@@ -168,7 +166,7 @@ def _with_steps(
     rows: Pieces, part: Ints, worker: Ints, activity: Activity, current: Pieces
 ) -> Segments:
     """Cut at step edges and name the step of each piece; labels of `rows` lead to the columns."""
-    edges = np.unique(np.concatenate([current.start, current.end]))
+    edges = intervals.distinct(np.concatenate([current.start, current.end]))
     rows = intervals.cut(rows, edges) if len(rows) else rows
     part, worker = part[rows.label], worker[rows.label]
     found = intervals.at(current, rows.start)
@@ -177,9 +175,7 @@ def _with_steps(
     return Segments(rows.start, rows.end, part, np.where(by_work >= 0, by_work, by_time), worker)
 
 
-def _idle(
-    recording: Recording, rank: Rank, gaps: tuple[Ints, Ints], current: Pieces
-) -> Pieces:
+def _idle(recording: Recording, rank: Rank, gaps: tuple[Ints, Ints], current: Pieces) -> Pieces:
     """The part of every idle instant: replays nobody recorded, else what the host did."""
     if not len(gaps[0]):
         return intervals.EMPTY
@@ -196,9 +192,7 @@ def _idle(
 
 def _responsible(recording: Recording, rank: Rank, gap_end: Ints) -> Ints:
     gpu = recording.timeline["gpu"]
-    rows = np.flatnonzero(
-        among(gpu["process"], [*rank.processes]) & known(gpu["start"])
-    )
+    rows = np.flatnonzero(among(gpu["process"], [*rank.processes]) & known(gpu["start"]))
     launched_by = recording.launched_by[rows]
     counts = host.launch_counts(recording.host, launched_by)
     main = host.main_thread(recording.host, counts, rank.processes)
@@ -210,11 +204,8 @@ def _engine_thread(
 ) -> Ints:
     """Between steps the engine's own thread is charged, where the engine is another process."""
     processes = set(np.unique(recording.steps.process).tolist())
-    owners = {
-        recording.host.threads[number][0]
-        for number in np.unique(thread).tolist()
-        if number >= 0
-    }
+    used: list[int] = intervals.distinct(thread).tolist()
+    owners = {recording.host.threads[number][0] for number in used if number >= 0}
     if not processes or not recording.host.threads or owners & processes:
         return thread
     nobody = np.zeros(len(recording.host.threads), np.int64)
@@ -244,7 +235,7 @@ def _unrecorded(recording: Recording, rank: Rank) -> Pieces:
         api["end"][recording.calls == SYNC],
         np.array([rank.end], np.int64),
     ]
-    edges = np.unique(np.concatenate(stops))
+    edges = intervals.distinct(np.concatenate(stops))
     after = np.minimum(np.searchsorted(edges, start, "right"), len(edges) - 1)
     end = edges[after]
     keep = end > start
@@ -264,9 +255,7 @@ def _hidden(
     """For each class, how long something of it ran while another part was charged."""
     records = recording.host
     mine = np.array([process in rank.processes for process, _ in records.threads], bool)
-    rows = (
-        np.flatnonzero(mine[records.thread]) if len(records.thread) else records.thread
-    )
+    rows = np.flatnonzero(mine[records.thread]) if len(records.thread) else records.thread
     start = np.concatenate([activity.start, records.start[rows]])
     end = np.concatenate([activity.end, records.end[rows]])
     group = CLASS_OF[np.concatenate([activity.part, records.part[rows]])]
@@ -282,4 +271,3 @@ def _hidden(
         paid_for = intervals.union(segments.start[paid], segments.end[paid])
         found[name] = total - intervals.common(ran, paid_for)
     return found
-

@@ -30,9 +30,7 @@ PARTS: tuple[str, ...] = tuple(
 CODE: Mapping[str, int] = {name: code for code, name in enumerate(PARTS)}
 """The index of every part."""
 
-CLASS_OF: Ints = np.array(
-    [CLASSES.index(name.partition(".")[0]) for name in PARTS], np.int64
-)
+CLASS_OF: Ints = np.array([CLASSES.index(name.partition(".")[0]) for name in PARTS], np.int64)
 """The index in `CLASSES` of every part."""
 
 NO_PART = -1

@@ -145,9 +145,7 @@ def _window(timeline: Timeline, process: int | None) -> tuple[int, int]:
     return (min(low), max(high)) if low else (0, 0)
 
 
-def _extremes(
-    table: Table, columns: tuple[str, str], low: list[int], high: list[int]
-) -> None:
+def _extremes(table: Table, columns: tuple[str, str], low: list[int], high: list[int]) -> None:
     for column in columns:
         times = table[column] if column in table else np.empty(0, np.int64)
         times = times[known(times)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,10 +12,10 @@ from rca_llm import intervals
 from rca_llm.attribute import steps as engine
 from rca_llm.attribute.codes import span_parts
 from rca_llm.attribute.links import among
-from rca_llm.attribute.parts import CODE, NO_PART, PARTS
 from rca_llm.attribute.partition import RankPartition, Recording, Segments
+from rca_llm.attribute.parts import CODE, NO_PART, PARTS
 from rca_llm.intervals import Pieces
-from rca_llm.table import UNKNOWN, Ints, Mask, known, optional
+from rca_llm.table import UNKNOWN, Ints, Mask, optional
 from rca_llm.trace import Timeline
 
 QUEUE, PREEMPT = CODE["scheduling.queue"], CODE["scheduling.preempt"]
@@ -151,8 +151,7 @@ def _tokens(timeline: Timeline) -> dict[int, tuple[int, ...]]:
     table = timeline["tokens"].sorted_by("request", "t")
     codes = table["request"]
     return {
-        int(codes[rows.start]): tuple(table["t"][rows].tolist())
-        for rows in intervals.runs(codes)
+        int(codes[rows.start]): tuple(table["t"][rows].tolist()) for rows in intervals.runs(codes)
     }
 
 
@@ -198,9 +197,7 @@ def life(
     admitted = _admitted(request, steps.start, member)
     part = _labels(request, view, steps, member, again, admitted)
     pieces = Pieces(view.start, view.end, part)
-    pieces, rows = _with_own_spans(
-        pieces, recording.timeline, request, admitted, view.step
-    )
+    pieces, rows = _with_own_spans(pieces, recording.timeline, request, admitted, view.step)
     member_now = np.append(member, False)[rows]
     shared = member_now & (np.append(steps.size, UNKNOWN)[rows] > 1)
     lasting = pieces.end - pieces.start
@@ -220,9 +217,7 @@ def _covering(segments: Segments, start: int, end: int) -> Segments:
     whole, _ = intervals.overlay([rows], start, end)
     row = whole.label
     part = np.append(found.part, OTHER)[row]
-    step, activity = (
-        np.append(values, -1)[row] for values in (found.step, found.activity)
-    )
+    step, activity = (np.append(values, -1)[row] for values in (found.step, found.activity))
     return Segments(whole.start, whole.end, part, step, activity)
 
 
@@ -302,7 +297,7 @@ def _with_own_spans(
     rows = Pieces(pieces.start, pieces.end, np.arange(len(pieces)))
     if not len(own) or not len(pieces):
         return pieces, step
-    rows = intervals.cut(rows, np.unique(np.concatenate([own.start, own.end])))
+    rows = intervals.cut(rows, intervals.distinct(np.concatenate([own.start, own.end])))
     found = intervals.at(own, rows.start)
     label = pieces.label[rows.label]
     open_time = among(label, [QUEUE, OTHER])
@@ -319,18 +314,14 @@ def _own_spans(timeline: Timeline, id: str) -> Pieces:
     rows = np.flatnonzero((ranges["request"] == code) & (ranges["kind"] >= 0))
     parts = span_parts(timeline.strings, ranges["kind"][rows], on_gpu=True)
     rows, parts = rows[parts != NO_PART], parts[parts != NO_PART]
-    return intervals.innermost_wins(ranges["start"][rows], ranges["end"][rows]).relabel(
-        parts
-    )
+    return intervals.innermost_wins(ranges["start"][rows], ranges["end"][rows]).relabel(parts)
 
 
 def _waiting(part: Ints) -> Mask:
     return among(part, [QUEUE, PREEMPT, INTERFERENCE])
 
 
-def _interference(
-    recording: Recording, pieces: Pieces, step: Ints, id: str
-) -> list[Interference]:
+def _interference(recording: Recording, pieces: Pieces, step: Ints, id: str) -> list[Interference]:
     """What steps of others cost this request, in order.
 
     A step that it sat out counts whole; one in which it decoded beside the prefill of others
@@ -338,9 +329,7 @@ def _interference(
     """
     steps = recording.steps
     sat_out = (pieces.label == INTERFERENCE) & (step >= 0)
-    lost = intervals.sum_by(
-        step[sat_out], (pieces.end - pieces.start)[sat_out], len(steps)
-    )
+    lost = intervals.sum_by(step[sat_out], (pieces.end - pieces.start)[sat_out], len(steps))
     rows, phase = steps.of_request(recording.timeline.strings.find(id))
     decoding = rows[phase == recording.timeline.strings.find("decode")]
     lost[decoding] = np.maximum(lost[decoding], steps.mixed_excess[decoding])

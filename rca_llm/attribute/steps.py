@@ -23,14 +23,10 @@ PREFILL_PHASES = ("prefill", "recompute")
 _VLLM = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
 """vLLM's annotation of a step: context requests (tokens), generation requests (tokens)."""
 
-_SGLANG = re.compile(
-    r"step\[(EXTEND|DECODE|MIXED)\b[^\]]*?\bbs=(\d+)(?:[^\]]*?\btoks=(\d+))?"
-)
+_SGLANG = re.compile(r"step\[(EXTEND|DECODE|MIXED)\b[^\]]*?\bbs=(\d+)(?:[^\]]*?\btoks=(\d+))?")
 """SGLang's step span: forward mode, batch size and, for prefill, tokens."""
 
-_GENERIC = re.compile(
-    r"(?:ProfilerStep|step|iteration|iter|decode[ _]?step)[ _#:\-]*(\d+)", re.I
-)
+_GENERIC = re.compile(r"(?:ProfilerStep|step|iteration|iter|decode[ _]?step)[ _#:\-]*(\d+)", re.I)
 """A counted range, as torch.profiler and many programs mark their loops."""
 
 
@@ -98,18 +94,14 @@ class Steps:
         codes = self.batch["request"][order]
         if code < 0:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        rows = order[
-            np.searchsorted(codes, code, "left") : np.searchsorted(codes, code, "right")
-        ]
+        rows = order[np.searchsorted(codes, code, "left") : np.searchsorted(codes, code, "right")]
         rows = rows[self.batch["step"][rows] >= 0]
         return self.batch["step"][rows], self.batch["phase"][rows].astype(np.int64)
 
     def batch_of(self, row: int) -> tuple[Array, Array]:
         """The requests of a step and the phase of each, as text codes."""
         owner = self.batch["step"]
-        rows = slice(
-            np.searchsorted(owner, row, "left"), np.searchsorted(owner, row, "right")
-        )
+        rows = slice(np.searchsorted(owner, row, "left"), np.searchsorted(owner, row, "right"))
         return self.batch["request"][rows], self.batch["phase"][rows]
 
     @cached_property
@@ -175,11 +167,7 @@ def _tokens(batch: Table, rows: Array, members: Ints) -> Ints:
 def _from_ranges(timeline: Timeline) -> Steps:
     ranges = timeline["ranges"]
     loads = _step_names(timeline, ranges)
-    rows = (
-        np.flatnonzero(among(ranges["name"], list(loads)))
-        if loads
-        else np.empty(0, np.int64)
-    )
+    rows = np.flatnonzero(among(ranges["name"], list(loads))) if loads else np.empty(0, np.int64)
     rows = rows[known(ranges["start"][rows])]
     rows = rows[np.argsort(ranges["start"][rows], kind="stable")]
     found = [loads[int(code)] for code in ranges["name"][rows]]
@@ -188,9 +176,7 @@ def _from_ranges(timeline: Timeline) -> Steps:
     nobody = np.zeros(len(rows), bool)
     size = _column([_size(load) for load in found])
     start = ranges["start"][rows]
-    end = np.maximum(
-        np.where(known(ranges["end"][rows]), ranges["end"][rows], start), start
-    )
+    end = np.maximum(np.where(known(ranges["end"][rows]), ranges["end"][rows], start), start)
     return Steps(
         np.arange(len(rows)),
         ranges["process"][rows],
@@ -209,9 +195,7 @@ def _step_names(timeline: Timeline, ranges: Table) -> dict[int, Load]:
     """The range names that mark steps, and what they say."""
     used = np.unique(ranges["name"]).tolist()
     for pattern, read in _FAMILIES:
-        matches = {
-            code: pattern.match(timeline.strings[code]) for code in used if code >= 0
-        }
+        matches = {code: pattern.match(timeline.strings[code]) for code in used if code >= 0}
         found = {code: read(match) for code, match in matches.items() if match}
         if found:
             return found
@@ -261,7 +245,7 @@ def _by_id(steps: Steps, mine: Ints, ids: Ints) -> Ints:
 def extend(steps: Steps, gpu: Table, step_of: Ints) -> Steps:
     """Let every step last until its last kernel has ended."""
     kernels = (gpu["kind"] == KERNEL) & (step_of >= 0) & known(gpu["start"])
-    end = steps.end.copy()
+    end = np.array(steps.end, np.int64)
     np.maximum.at(end, step_of[kernels], gpu["end"][kernels])
     return steps.lasting(end)
 

@@ -26,9 +26,7 @@ class _Hold:
     step: int
 
 
-def engine_view(
-    ranks: Sequence[Member], own: int, collectives: Sequence[Collective]
-) -> Segments:
+def engine_view(ranks: Sequence[Member], own: int, collectives: Sequence[Collective]) -> Segments:
     """The segments of one rank, replaced inside its steps by those of the rank that is awaited.
 
     Up to the last arrival at a collective that is the rank which arrives last; after the last
@@ -40,18 +38,14 @@ def engine_view(
     if not foreign:
         return segments
     start, end = intervals.union(_column(foreign, "start"), _column(foreign, "end"))
-    free = intervals.complement(
-        start, end, ranks[own][1].rank.start, ranks[own][1].rank.end
-    )
+    free = intervals.complement(start, end, ranks[own][1].rank.start, ranks[own][1].rank.end)
     views = [_restricted(segments, free, None)]
     for number, (_, partition) in enumerate(ranks):
         mine = [hold for hold in foreign if hold.rank == number]
         if mine:
             spans = _column(mine, "start"), _column(mine, "end")
             views.append(_restricted(partition.segments, spans, _column(mine, "step")))
-    joined = Segments(
-        *(np.concatenate([getattr(v, n) for v in views]) for n in _FIELDS)
-    )
+    joined = Segments(*(np.concatenate([getattr(v, n) for v in views]) for n in _FIELDS))
     return joined.take(np.argsort(joined.start, kind="stable"))
 
 
@@ -76,9 +70,7 @@ def _restricted(
     return Segments(found.start, found.end, segments.part[row], steps, nothing)
 
 
-def _holds(
-    ranks: Sequence[Member], own: int, collectives: Sequence[Collective]
-) -> Iterator[_Hold]:
+def _holds(ranks: Sequence[Member], own: int, collectives: Sequence[Collective]) -> Iterator[_Hold]:
     recording, partition = ranks[own]
     arrivals = _arrivals(ranks, collectives)
     times = np.array([t for t, _ in arrivals], np.int64)
@@ -98,21 +90,13 @@ def _holds(
         for arrived, rank in arrivals[first:last]:
             yield _Hold(begin, arrived, rank, row)
             begin = arrived
-        slowest = (
-            own
-            if ends.get(own) == finish
-            else max(ends, key=lambda n: ends[n], default=own)
-        )
+        slowest = own if ends.get(own) == finish else max(ends, key=lambda n: ends[n], default=own)
         yield _Hold(begin, finish, slowest, row)
 
 
-def _arrivals(
-    ranks: Sequence[Member], collectives: Sequence[Collective]
-) -> list[tuple[int, int]]:
+def _arrivals(ranks: Sequence[Member], collectives: Sequence[Collective]) -> list[tuple[int, int]]:
     """When the last rank came to each collective, and which (an index), in order."""
-    index = {
-        partition.rank.number: number for number, (_, partition) in enumerate(ranks)
-    }
+    index = {partition.rank.number: number for number, (_, partition) in enumerate(ranks)}
     found: list[tuple[int, int]] = []
     for collective in collectives:
         arrived = collective.arrived
@@ -129,6 +113,4 @@ def _rows_by_id(member: Member) -> dict[int, int]:
 
 def _overlap(member: Member, row: int, start: int, end: int) -> bool:
     recording, partition = member
-    return (
-        int(recording.steps.start[row]) < end and int(partition.step_end[row]) > start
-    )
+    return int(recording.steps.start[row]) < end and int(partition.step_end[row]) > start

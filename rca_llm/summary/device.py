@@ -44,8 +44,7 @@ def device_rows(recording: Recording, rank: Rank) -> list[dict[str, Any]]:
     if not numbers:
         return _untraced(recording, rank)
     return [
-        _device_row(recording, rank, np.flatnonzero(mine & (gpu["device"] == n)))
-        for n in numbers
+        _device_row(recording, rank, np.flatnonzero(mine & (gpu["device"] == n))) for n in numbers
     ]
 
 
@@ -103,9 +102,7 @@ def _device_row(recording: Recording, rank: Rank, rows: Ints) -> dict[str, Any]:
     }
 
 
-def device_of(
-    timeline: Timeline, number: int, processes: tuple[int, ...] = ()
-) -> Device | None:
+def device_of(timeline: Timeline, number: int, processes: tuple[int, ...] = ()) -> Device | None:
     """The description of a device, that of the given processes before any other."""
     found = [d for d in timeline.devices if d.device == number]
     owned = [d for d in found if d.process in processes]
@@ -128,7 +125,7 @@ def kernel_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
     counts = np.bincount(group, minlength=len(first))
     whole = int(totals.sum())
     classes = dict(zip(*_classes(strings, table["name"][first]), strict=True))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number in np.argsort(-totals, kind="stable").tolist():
         row = int(first[number])
         total = int(totals[number])
@@ -200,7 +197,7 @@ def _occupancy(table: Table, row: int, limits: dict[str, int] | None) -> float |
 
 
 def _grouped(table: Table, columns: tuple[str, ...]) -> tuple[Ints, Ints]:
-    """Number the distinct rows of some columns: the number of each row, and each one's first row."""
+    """Number the distinct rows of some columns; returns every row's number and each one's first."""
     mixed = np.zeros(len(table), np.uint64)
     for name in columns:
         mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + table[name].astype(np.uint64)
@@ -231,9 +228,7 @@ def copy_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
             sums[2] += int(duration[rows].sum())
     return [
         {"kind": kind, "memory": memory, "count": n, "bytes": size, "total_ns": total}
-        for (kind, memory), (n, size, total) in sorted(
-            found.items(), key=lambda item: -item[1][2]
-        )
+        for (kind, memory), (n, size, total) in sorted(found.items(), key=lambda item: -item[1][2])
     ]
 
 
@@ -246,6 +241,4 @@ def _memory(copies: Table, row: int) -> str | None:
     """The kind of memory on the host's side; on the device's where both sides are devices."""
     ends = [int(copies[name][row]) for name in ("src", "dst")]
     names = [MEMORY_KINDS[end] for end in ends if end >= 0]
-    return next(
-        (name for name in names if name != "device"), names[0] if names else None
-    )
+    return next((name for name in names if name != "device"), names[0] if names else None)

@@ -36,9 +36,7 @@ def _of_recording(recording: Recording) -> Iterator[Finding]:
         yield Finding("launch_after_start", early, path, detail)
     unlinked = host.unlinked_kernels(recording)
     if unlinked:
-        yield Finding(
-            "unlinked_kernels", unlinked, path, "kernels whose launch was not recorded"
-        )
+        yield Finding("unlinked_kernels", unlinked, path, "kernels whose launch was not recorded")
     yield from _of_graphs(recording)
 
 
@@ -59,8 +57,7 @@ def _of_graphs(recording: Recording) -> Iterator[Finding]:
 
 
 def _of_rank(member: Member) -> Iterator[Finding]:
-    recording, partition = member
-    rank = partition.rank
+    rank = member[1].rank
     if not rank.traced:
         where = ", ".join(f"process {p}" for p in rank.processes if p > 0)
         yield Finding(

@@ -72,9 +72,7 @@ def _blocked(recording: Recording) -> Ints:
     gpu, api = recording.timeline["gpu"], recording.timeline["api"]
     begun = _first_start(recording)
     late = known(begun) & (len(gpu) > 0)
-    return np.where(
-        late, np.maximum(api["end"] - np.maximum(begun, api["start"]), 0), 0
-    )
+    return np.where(late, np.maximum(api["end"] - np.maximum(begun, api["start"]), 0), 0)
 
 
 def _first_start(recording: Recording) -> Ints:
@@ -109,9 +107,7 @@ def unlinked_kernels(recording: Recording) -> int:
     gpu = recording.timeline["gpu"]
     if not len(recording.timeline["api"]):
         return 0
-    return int(
-        np.count_nonzero((gpu["kind"] == KERNEL) & (recording.links.api_row < 0))
-    )
+    return int(np.count_nonzero((gpu["kind"] == KERNEL) & (recording.links.api_row < 0)))
 
 
 def track_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
@@ -119,9 +115,7 @@ def track_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for recording in recordings:
         timeline = recording.timeline
-        threads, numbers = dense_threads(
-            timeline["api"], timeline["ranges"], timeline["states"]
-        )
+        threads, numbers = dense_threads(timeline["api"], timeline["ranges"], timeline["states"])
         counts = np.bincount(np.concatenate(numbers), minlength=len(threads)).tolist()
         names = _thread_names(recording)
         ranks = {p: rank.number for rank in recording.ranks for p in rank.processes}
@@ -149,6 +143,6 @@ def _thread_names(recording: Recording) -> dict[tuple[int, int], str | None]:
 
 
 def graph_launches(recording: Recording) -> int:
-    """How many graphs were launched: calls, or replays recorded as one piece where there are none."""
+    """How many graphs were launched: calls, else replays recorded as one piece."""
     calls = int(np.count_nonzero(recording.calls == GRAPH_LAUNCH))
     return calls or int(np.count_nonzero(recording.timeline["gpu"]["kind"] == GRAPH))

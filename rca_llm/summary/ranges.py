@@ -39,9 +39,7 @@ def _rows_of(recording: Recording) -> list[tuple[tuple[str, str | None], list[in
         ranges["name"][rows].astype(np.int64),
         ranges["domain"][rows].astype(np.int64),
     )
-    codes, key = np.unique(
-        name * (len(timeline.strings) + 1) + domain + 1, return_inverse=True
-    )
+    codes, key = np.unique(name * (len(timeline.strings) + 1) + domain + 1, return_inverse=True)
     forest = _Forest(recording, rows)
     kernels, gpu_ns = _launched_in(recording, forest, key, len(codes))
     sums = [
@@ -66,21 +64,16 @@ class _Forest:
         timeline = recording.timeline
         ranges = timeline["ranges"].take(rows)
         self.start = ranges["start"]
-        self.end = np.maximum(
-            np.where(known(ranges["end"]), ranges["end"], self.start), self.start
-        )
+        self.end = np.maximum(np.where(known(ranges["end"]), ranges["end"], self.start), self.start)
         self.threads, (thread, self.api_thread) = dense_threads(ranges, timeline["api"])
         order = np.lexsort([-self.end, self.start, thread])
         self.trees = [
-            (int(thread[order[r.start]]), order[r])
-            for r in intervals.runs(thread[order])
+            (int(thread[order[r.start]]), order[r]) for r in intervals.runs(thread[order])
         ]
         self.parent = np.full(len(rows), NO_RANGE, np.int64)
         for _, tree in self.trees:
-            around = _enclosing(self.start[tree], self.end[tree])
-            self.parent[tree] = np.where(
-                around >= 0, tree[np.maximum(around, 0)], NO_RANGE
-            )
+            around = intervals.parents(self.start[tree], self.end[tree])
+            self.parent[tree] = np.where(around >= 0, tree[np.maximum(around, 0)], NO_RANGE)
 
     @property
     def duration(self) -> Ints:
@@ -89,7 +82,10 @@ class _Forest:
 
     def own_time(self) -> Ints:
         """How long each range lasted without the ranges nested in it, ns."""
-        inside = intervals.sum_by(self.parent, self.duration, len(self.parent))
+        nested = self.parent >= 0
+        start, end = self.start[nested], self.end[nested]
+        # The union: siblings may cross, and their sum could then exceed what is around them.
+        inside = intervals.lengths_by(self.parent[nested], start, end, len(self.parent))
         return self.duration - inside
 
     def innermost(self, thread: Ints, time: Ints) -> Ints:
@@ -102,35 +98,11 @@ class _Forest:
         outside = np.flatnonzero((found >= 0) & (self.end[found] <= time))
         while len(outside):
             found[outside] = self.parent[found[outside]]
-            outside = outside[
-                (found[outside] >= 0) & (self.end[found[outside]] <= time[outside])
-            ]
+            outside = outside[(found[outside] >= 0) & (self.end[found[outside]] <= time[outside])]
         return found
 
 
-def _enclosing(start: Ints, end: Ints) -> Ints:
-    """The innermost range that contains each; ranges that cross contain neither the other."""
-    around = intervals.parents(start, end)
-    inner = np.flatnonzero(around >= 0)
-    if bool(np.all(end[inner] <= end[around[inner]])):
-        return around
-    return _enclosing_crossing(start.tolist(), end.tolist())
-
-
-def _enclosing_crossing(start: list[int], end: list[int]) -> Ints:
-    found: list[int] = []
-    open_rows: list[int] = []
-    for row, (begins, ends) in enumerate(zip(start, end, strict=True)):
-        open_rows = [other for other in open_rows if end[other] > begins]
-        around = [other for other in open_rows if end[other] >= ends]
-        found.append(around[-1] if around else NO_RANGE)
-        open_rows.append(row)
-    return np.array(found, np.int64)
-
-
-def _launched_in(
-    recording: Recording, forest: _Forest, key: Array, keys: int
-) -> tuple[Ints, Ints]:
+def _launched_in(recording: Recording, forest: _Forest, key: Array, keys: int) -> tuple[Ints, Ints]:
     """For every key, the kernels launched in its ranges: their number and their union, ns."""
     gpu, api = recording.timeline["gpu"], recording.timeline["api"]
     call = recording.links.api_row
@@ -147,7 +119,7 @@ def _launched_in(
         pairs.append(key[at].astype(np.int64) * len(gpu) + kernels)
         at = forest.parent[at]
     owner, row = np.divmod(
-        np.unique(np.concatenate([*pairs, np.empty(0, np.int64)])), len(gpu)
+        intervals.distinct(np.concatenate([*pairs, np.empty(0, np.int64)])), len(gpu)
     )
     timed = known(gpu["start"][row])
     lengths = intervals.lengths_by(

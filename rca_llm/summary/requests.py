@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from rca_llm.table import Ints
 
 def request_rows(lives: Sequence[Life]) -> list[dict[str, Any]]:
     """The `requests` rows, by arrival."""
-    usual = _median_parts(lives)
+    usual = _usual(lives)
     return [_row(life, usual) for life in lives]
 
 
@@ -26,7 +28,7 @@ def latency(request: Request) -> int | None:
     return max(request.finished - request.arrival, 0)
 
 
-def _row(life: Life, usual: Ints | None) -> dict[str, Any]:
+def _row(life: Life, usual: _Usual | None) -> dict[str, Any]:
     request, totals = life.request, life.totals
     waited, lasted = _before_arrival(request), latency(request)
     last = request.tokens[-1] if request.tokens else request.finished
@@ -37,9 +39,7 @@ def _row(life: Life, usual: Ints | None) -> dict[str, Any]:
         "start_ns": request.arrival,
         "latency_ns": lasted,
         "client_ns": waited,
-        "client_latency_ns": None
-        if None in (waited, lasted)
-        else (waited or 0) + (lasted or 0),
+        "client_latency_ns": None if None in (waited, lasted) else (waited or 0) + (lasted or 0),
         "ttft_ns": _between(request.arrival, request.first_token),
         "itl_ns": _token_gaps(request),
         "prompt_tokens": request.prompt_tokens,
@@ -50,10 +50,8 @@ def _row(life: Life, usual: Ints | None) -> dict[str, Any]:
         "ttft_parts": None if ttft is None else named(ttft),
         "itl_parts": None if rest is None else named(rest),
         "shared_ns": life.shared_ns,
-        "interference": [
-            {"step": i.step, "owner": i.owner, "ns": i.ns} for i in life.interference
-        ],
-        "cause": _cause(totals, usual),
+        "interference": [{"step": i.step, "owner": i.owner, "ns": i.ns} for i in life.interference],
+        "cause": _cause(totals, lasted, usual),
     }
 
 
@@ -68,21 +66,35 @@ def _before_arrival(request: Request) -> int | None:
 def _token_gaps(request: Request) -> dict[str, int | None]:
     """The distribution of the times between tokens, ns; unknown without token times."""
     times = request.tokens
-    return distribution([b - a for a, b in zip(times[:-1], times[1:], strict=True)])
+    return distribution([b - a for a, b in itertools.pairwise(times)])
 
 
-def _median_parts(lives: Sequence[Life]) -> Ints | None:
-    """The median request, part by part; None of fewer than two."""
-    finished = [life.totals for life in lives if life.request.status == "finished"]
+@dataclass(frozen=True)
+class _Usual:
+    """The median request of a run: its latency and the median of every part, ns."""
+
+    latency: int
+    parts: Ints
+
+
+def _usual(lives: Sequence[Life]) -> _Usual | None:
+    """The median request; None of fewer than two."""
+    finished = [life for life in lives if life.request.status == "finished"]
     if len(finished) < 2:
         return None
-    ordered = np.sort(np.stack(finished), axis=0)
-    return np.asarray(ordered[(len(ordered) - 1) // 2])
+    ordered = np.sort(np.stack([life.totals for life in finished]), axis=0)
+    middle = percentile(sorted(latency(life.request) or 0 for life in finished), 50)
+    return _Usual(middle or 0, np.asarray(ordered[(len(ordered) - 1) // 2]))
 
 
-def _cause(totals: Ints, usual: Ints | None) -> str | None:
-    """The part that holds most of the excess over the median request; of a lone one, the largest."""
-    excess = totals if usual is None else totals - usual
+def _cause(totals: Ints, lasted: int | None, usual: _Usual | None) -> str | None:
+    """The part that holds most of the excess over the median request; of a lone one, the largest.
+
+    A request that took no longer than the median has no excess and so no cause.
+    """
+    if usual is not None and lasted is not None and lasted <= usual.latency:
+        return None
+    excess = totals if usual is None else totals - usual.parts
     worst = int(np.argmax(excess))
     return PARTS[worst] if excess[worst] > 0 else None
 
@@ -119,21 +131,13 @@ def class_stats(lives: Sequence[Life]) -> dict[str, Any]:
 
 def cohorts(lives: Sequence[Life]) -> dict[str, Any]:
     """The mean parts of requests at or above P99, and at or below P50, of latency."""
-    timed = [
-        (latency(life.request), life)
-        for life in lives
-        if life.request.status == "finished"
-    ]
+    timed = [(latency(life.request), life) for life in lives if life.request.status == "finished"]
     known = [(value, life) for value, life in timed if value is not None]
     values = sorted(value for value, _ in known)
     slow, fast = percentile(values, 99), percentile(values, 50)
     return {
-        "slow": _cohort(
-            [life for value, life in known if slow is not None and value >= slow]
-        ),
-        "fast": _cohort(
-            [life for value, life in known if fast is not None and value <= fast]
-        ),
+        "slow": _cohort([life for value, life in known if slow is not None and value >= slow]),
+        "fast": _cohort([life for value, life in known if fast is not None and value <= fast]),
     }
 
 

@@ -24,9 +24,7 @@ def variation(values: Sequence[int]) -> float | None:
     if not values or sum(values) == 0:
         return None
     middle = sum(values) / len(values)
-    return (
-        math.sqrt(sum((value - middle) ** 2 for value in values) / len(values)) / middle
-    )
+    return math.sqrt(sum((value - middle) ** 2 for value in values) / len(values)) / middle
 
 
 def distribution(values: Sequence[int]) -> dict[str, int | None]:

@@ -9,8 +9,8 @@ import numpy as np
 from rca_llm import intervals
 from rca_llm.attribute.codes import GRAPH_LAUNCH, LAUNCH
 from rca_llm.attribute.links import among
-from rca_llm.attribute.parts import PARTS, named, shares
 from rca_llm.attribute.partition import RankPartition, Recording
+from rca_llm.attribute.parts import PARTS, named, shares
 from rca_llm.table import UNKNOWN, Ints, optional
 from rca_llm.trace import KERNEL
 
@@ -34,11 +34,9 @@ def _steps_of(member: Member) -> list[dict[str, Any]]:
     recording, partition = member
     steps, rows = recording.steps, partition.steps
     totals = step_totals(member)
-    kernels = _counts(
-        partition.step_of, recording.timeline["gpu"]["kind"] == KERNEL, len(steps)
-    )
+    kernels = _counts(partition.step_of, recording.timeline["gpu"]["kind"] == KERNEL, len(steps))
     launches, graphs = _launches(member)
-    found = []
+    found: list[dict[str, Any]] = []
     for place, row in enumerate(rows.tolist()):
         mode = recording.timeline.text(int(steps.mode[row]))
         found.append(
@@ -51,7 +49,9 @@ def _steps_of(member: Member) -> list[dict[str, Any]]:
                 "decode_tokens": optional(steps.decode_tokens[row]),
                 "requests": optional(steps.size[row]),
                 "launches": int(launches[row]) if recording.on_gpu else None,
-                "kernels": int(kernels[row]) if partition.rank.traced else None,
+                "kernels": int(kernels[row])
+                if recording.on_gpu and partition.rank.traced
+                else None,
                 "mode": mode or _mode(int(launches[row]), int(graphs[row])),
                 "shares": shares(totals[place]),
             }
@@ -123,9 +123,7 @@ def _top_ranges(member: Member) -> tuple[list[str], Ints, Ints]:
     recording, partition = member
     timeline, rank = recording.timeline, partition.rank
     ranges = timeline["ranges"]
-    operators = among(
-        ranges["domain"], [timeline.strings.find(d) for d in ("cpu_op", "python")]
-    )
+    operators = among(ranges["domain"], [timeline.strings.find(d) for d in ("cpu_op", "python")])
     rows = np.flatnonzero(
         among(ranges["process"], [*rank.processes, UNKNOWN])
         & ~operators
