@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rca_llm.errors import RcaError
 
@@ -21,5 +21,4 @@ def exporter(name: str) -> Exporter:
     """The exporter of a format; raises `RcaError` for a name that is not in `FORMATS`."""
     if name not in FORMATS:
         raise RcaError(f"{name}: no such format; there are {', '.join(FORMATS)}")
-    module: Exporter = import_module(f"rca_llm.exporters.{name}")  # type: ignore[assignment]
-    return module
+    return cast("Exporter", import_module(f"rca_llm.exporters.{name}"))

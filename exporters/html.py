@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rca_llm import __version__
 from rca_llm.exporters.text import shown
+from rca_llm.exporters.verdict import listed
 
 if TYPE_CHECKING:
     from rca_llm.report import Report
@@ -54,7 +55,7 @@ def render(report: Report) -> str:
         title=_title(report.summary),
         version=__version__,
         environment=_environment(report),
-        grids=[grid for grid in data["grids"]],
+        grids=data["grids"],
         data_has={name: bool(value) for name, value in data.items()},
         styles=Markup(_template("report.css")),
         plotly=Markup(get_plotlyjs()),
@@ -101,7 +102,7 @@ def _title(summary: dict[str, Any]) -> str:
 
 def _focus(summary: dict[str, Any]) -> list[str]:
     """The requests worth full detail: those hints name, the slowest, the median, the fastest."""
-    named = [name for hint in summary["hints"][:3] for name in (hint.get("requests") or [])[:2]]
+    named = [name for hint in summary["hints"][:3] for name in listed(hint.get("requests"))[:2]]
     rows = [row for row in summary["requests"] if row["latency_ns"] is not None]
     by_latency = [row["id"] for row in sorted(rows, key=lambda row: -row["latency_ns"])]
     middle = by_latency[len(by_latency) // 2 : len(by_latency) // 2 + 1]
@@ -136,5 +137,4 @@ def _graphs(graph_level: bool | None) -> str | None:
 
 def _add_fact(rows: dict[tuple[str, str], None], name: str, value: object) -> None:
     if value is not None and value != "":
-        text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-        rows[name, shown(text)] = None
+        rows[name, shown(" ".join(map(str, listed(value))))] = None

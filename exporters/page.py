@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rca_llm.attribute.parts import CLASSES
@@ -10,7 +10,18 @@ from rca_llm.exporters import units
 from rca_llm.exporters.definitions import CLASSES as CLASS_TERMS
 from rca_llm.exporters.definitions import PARTS, TERMS
 from rca_llm.exporters.text import shown
-from rca_llm.exporters.verdict import Judged, Summary, details, headline, judged, title, whole
+from rca_llm.exporters.verdict import (
+    Judged,
+    Summary,
+    details,
+    given,
+    headline,
+    judged,
+    listed,
+    root_cause,
+    title,
+    whole,
+)
 
 MOST_HINTS = 3
 """Hints that stand at the top; the others are folded below them."""
@@ -22,8 +33,8 @@ def context(summary: Summary) -> dict[str, Any]:
     bars = [bar(found)] if found.count == 0 else [bar(found), bar(all_time)]
     hints = [hint(row) for row in summary["hints"]]
     return {
-        "headline": headline(summary),
-        "details": details(summary),
+        "headline": units.unbroken(headline(summary)),
+        "details": [units.unbroken(text) for text in details(summary)],
         "facts": facts(summary),
         "bars": bars,
         "classes": class_rows(summary, found, all_time),
@@ -40,7 +51,7 @@ def context(summary: Summary) -> dict[str, Any]:
 
 def facts(summary: Summary) -> list[dict[str, str]]:
     """The few figures under the headline, with their definitions."""
-    window, latency, totals = summary["window"], summary["latency"] or {}, summary["totals"]
+    window, latency, totals = summary["window"], given(summary["latency"]), summary["totals"]
     rows: list[tuple[str, str, str]] = []
     if latency.get("count"):
         for name in ("p50", "p90", "p99"):
@@ -48,7 +59,9 @@ def facts(summary: Summary) -> list[dict[str, str]]:
             rows.append((f"latency {term}", units.duration(latency[name]), TERMS[term]))
     ttft = [row["ttft_ns"] for row in summary["requests"] if row.get("ttft_ns") is not None]
     if ttft:
-        rows.append(("TTFT, median", units.duration(sorted(ttft)[(len(ttft) - 1) // 2]), TERMS["TTFT"]))
+        rows.append(
+            ("TTFT, median", units.duration(sorted(ttft)[(len(ttft) - 1) // 2]), TERMS["TTFT"])
+        )
     for name in ("requests", "steps", "kernels", "collectives"):
         if totals.get(name):
             rows.append((name, units.number(totals[name]), f"Number of {name} in the trace."))
@@ -66,7 +79,9 @@ def bar(found: Judged) -> dict[str, Any]:
     return {
         "of": found.of,
         "total": units.duration(found.total),
-        "pieces": [piece(name, name, title(name), found) for name in CLASSES if found.shares.get(name)],
+        "pieces": [
+            piece(name, name, title(name), found) for name in CLASSES if found.shares.get(name)
+        ],
     }
 
 
@@ -85,31 +100,24 @@ def piece(name: str, class_name: str, label: str, found: Judged) -> dict[str, An
 
 def class_rows(summary: Summary, found: Judged, all_time: Judged) -> list[dict[str, Any]]:
     """One row a class: its mean, share and variation over requests, and its time in the trace."""
-    stats = summary["class_stats"] or {}
+    stats = given(summary["class_stats"])
     return [
         {
             "name": name,
             "label": title(name),
             "about": CLASS_TERMS[name],
-            "mean": units.milliseconds((stats.get(name) or {}).get("mean_ns")),
+            "mean": units.milliseconds(given(stats.get(name)).get("mean_ns")),
             "share": units.percent(found.share(name)),
-            "variation": units.percent((stats.get(name) or {}).get("cv")),
+            "variation": units.percent(given(stats.get(name)).get("cv")),
             "whole": units.milliseconds(all_time.shares.get(name)),
             "whole_share": units.percent(all_time.share(name)),
-            "hidden": units.milliseconds((summary["hidden"] or {}).get(name)),
+            "hidden": units.milliseconds(given(summary["hidden"]).get(name)),
             "parts": [part(*row, found) for row in found.largest_parts(name)],
-            "cause": hint_text((stats.get(name) or {}).get("hint")),
+            "cause": given(stats.get(name)).get("hint") and root_cause(summary, found, name),
         }
         for name in CLASSES
         if found.shares.get(name) or all_time.shares.get(name)
     ]
-
-
-def hint_text(hint_value: Any) -> str:
-    """The root-cause line of a class, empty where no hint names one."""
-    if isinstance(hint_value, Mapping):
-        hint_value = hint_value.get("title")
-    return shown(hint_value) if hint_value else ""
 
 
 def part(name: str, ns: int, found: Judged) -> dict[str, str]:
@@ -120,7 +128,7 @@ def part(name: str, ns: int, found: Judged) -> dict[str, str]:
 
 def hint(row: Mapping[str, Any]) -> dict[str, Any]:
     """A hint with everything needed to check it."""
-    share = row.get("share")
+    share, requests = row.get("share"), listed(row.get("requests"))
     return {
         "id": shown(row["id"]),
         "title": shown(row["title"]),
@@ -128,16 +136,11 @@ def hint(row: Mapping[str, Any]) -> dict[str, Any]:
         "confidence": row["confidence"],
         "saving": "not judged" if row["saving_ns"] is None else units.duration(row["saving_ns"]),
         "share": None if share is None else units.percent(share),
-        "advice": _sentences(row.get("advice")),
-        "evidence": [(shown(k), evidence(k, v)) for k, v in (row.get("evidence") or {}).items()],
-        "requests": [shown(name, 60) for name in (row.get("requests") or [])[:8]],
-        "request_count": len(row.get("requests") or []),
+        "advice": [shown(text, 1000) for text in listed(row.get("advice")) if text],
+        "evidence": [(shown(k), evidence(k, v)) for k, v in given(row.get("evidence")).items()],
+        "requests": [shown(name, 60) for name in requests[:8]],
+        "request_count": len(requests),
     }
-
-
-def _sentences(advice: Any) -> list[str]:
-    items: Sequence[Any] = advice if isinstance(advice, list) else [advice] if advice else []
-    return [shown(item, 1000) for item in items]
 
 
 def evidence(name: str, value: Any) -> str:
@@ -170,12 +173,12 @@ def finding(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def token_bars(summary: Summary) -> list[dict[str, Any]]:
-    """What the time to first token and the time between tokens are made of, summed over requests."""
+    """What the time to the first token and between tokens is made of, over all requests."""
     bars: list[dict[str, Any]] = []
     for key, label in (("ttft_parts", "until the first token"), ("itl_parts", "between tokens")):
         parts: dict[str, int] = {}
         for row in summary["requests"]:
-            for name, ns in (row.get(key) or {}).items():
+            for name, ns in given(row.get(key)).items():
                 parts[name] = parts.get(name, 0) + ns
         if sum(parts.values()):
             bars.append(_parts_bar(label, parts))
@@ -183,7 +186,7 @@ def token_bars(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _parts_bar(label: str, parts: Mapping[str, int]) -> dict[str, Any]:
-    shares = dict.fromkeys(CLASSES, 0)
+    shares: dict[str, int] = dict.fromkeys(CLASSES, 0)
     for name, ns in parts.items():
         shares[name.partition(".")[0]] += ns
     found = Judged(label, 1, shares, parts)
@@ -207,5 +210,9 @@ def idle_causes(all_time: Judged) -> list[dict[str, Any]]:
 
 def glossary() -> list[tuple[str, str]]:
     """All definitions in alphabetical order, for print and for readers without a mouse."""
-    merged = {**TERMS, **CLASS_TERMS, **{name: f"{text[0].upper()}{text[1:]}." for name, text in PARTS.items()}}
+    merged = {
+        **TERMS,
+        **CLASS_TERMS,
+        **{name: f"{text[0].upper()}{text[1:]}." for name, text in PARTS.items()},
+    }
     return sorted(merged.items(), key=lambda item: item[0].lower())

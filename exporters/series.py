@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rca_llm.attribute.parts import CLASSES
 from rca_llm.exporters.text import shown
+from rca_llm.exporters.verdict import Summary, given
 from rca_llm.table import NO_TEXT, Array
 
 if TYPE_CHECKING:
     from rca_llm.report import Report
-
-Summary = Mapping[str, Any]
 
 MOST_BARS = 120
 """Requests or steps drawn as bars of their own; more are thinned by rank or merged in time."""
@@ -35,7 +33,7 @@ def latency(summary: Summary) -> dict[str, Any] | None:
         "ids": [shown(row["id"], 80) for row in kept],
         "total": [row["latency_ns"] for row in kept],
         "shares": {name: [row["shares"].get(name) for row in kept] for name in CLASSES},
-        "marks": {n: (summary["latency"] or {}).get(n) for n in ("p50", "p90", "p99")},
+        "marks": {n: given(summary["latency"]).get(n) for n in ("p50", "p90", "p99")},
         "curve": [rows[i]["latency_ns"] for i in _evenly(len(rows), MOST_POINTS)],
         "ranks": [(i + 1) / len(rows) for i in _evenly(len(rows), MOST_POINTS)],
     }
@@ -45,16 +43,16 @@ def _evenly(count: int, most: int) -> list[int]:
     """At most `most` of `count` positions, evenly spread, the first and last among them."""
     if count <= most:
         return list(range(count))
-    return np.unique(np.linspace(0, count - 1, most).round().astype(int)).tolist()
+    return sorted({round(at * (count - 1) / (most - 1)) for at in range(most)})
 
 
 def cohorts(summary: Summary) -> dict[str, Any] | None:
-    """Mean parts of slow and fast requests, largest difference first; None where not both are there."""
-    found = summary["cohorts"] or {}
-    slow, fast = found.get("slow") or {}, found.get("fast") or {}
+    """Mean parts of slow and fast requests, largest difference first; None unless both exist."""
+    found = given(summary["cohorts"])
+    slow, fast = given(found.get("slow")), given(found.get("fast"))
     if not slow.get("count") or not fast.get("count"):
         return None
-    before, after = fast["parts"] or {}, slow["parts"] or {}
+    before, after = given(fast["parts"]), given(slow["parts"])
     names = sorted({*before, *after}, key=lambda n: -abs(after.get(n, 0) - before.get(n, 0)))[:10]
     return {
         "parts": names,
@@ -75,6 +73,7 @@ def steps(summary: Summary, origin: int) -> dict[str, Any] | None:
         "count": len(rows),
         "merged": len(rows) > len(merged),
         "start": [group[0]["start_ns"] - origin for group in merged],
+        "length": [group[-1]["end_ns"] - group[0]["start_ns"] for group in merged],
         "longest": [max(s["end_ns"] - s["start_ns"] for s in group) for group in merged],
         "prefill": [_total(group, "prefill_tokens") for group in merged],
         "decode": [_total(group, "decode_tokens") for group in merged],
@@ -88,12 +87,12 @@ def _total(rows: list[Any], key: str) -> int | None:
 
 
 def samples(report: Report, origin: int) -> list[dict[str, Any]]:
-    """Sampled metrics as lines, one a metric and device, ns after `origin`; merged points are means."""
+    """Sampled metrics as lines, one a metric and device; times are ns after `origin`."""
     lines: list[dict[str, Any]] = []
     for line in report.trace.timelines:
         table = line["samples"]
-        pairs = np.unique(np.stack([table["metric"], table["device"]]), axis=1)
-        for metric, device in pairs.T.tolist():
+        found = set(zip(table["metric"].tolist(), table["device"].tolist(), strict=True))
+        for metric, device in sorted(found):
             rows = (table["metric"] == metric) & (table["device"] == device)
             if metric != NO_TEXT:
                 name = shown(line.text(metric)) + (f", GPU {device}" if device >= 0 else "")

@@ -6,18 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rca_llm.attribute.parts import CLASSES
+from rca_llm.exporters.definitions import CLASSES as CLASS_TERMS
 from rca_llm.exporters.definitions import PARTS, TERMS
 from rca_llm.exporters.text import shown
+from rca_llm.exporters.verdict import given, listed
 
 Row = Mapping[str, Any]
 
-Kind = Literal["ns", "count", "share", "bytes", "rate", "text", "class", "part", "request"]
-"""How a cell is shown and sorted: `share` is a fraction, `request` opens that request's life."""
+Kind = Literal["ns", "count", "share", "bytes", "rate", "text", "class", "part", "request", "mix"]
+"""How a cell is shown and sorted: `share` is a fraction, `request` opens that request's life, `mix`
+is a small stacked bar of the five classes."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its head, where its value lies in a row, its unit, and the term that defines it."""
+    """One column: its head, where its value lies in a row, its unit, the term that defines it."""
 
     head: str
     value: str | Callable[[Row], Any]
@@ -30,7 +34,7 @@ class Column:
             return self.value(row)
         found: Any = row
         for key in self.value.split("."):
-            found = found.get(key) if isinstance(found, Mapping) else None
+            found = given(found).get(key)
         return found
 
 
@@ -48,14 +52,18 @@ class Grid:
     def packed(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The table for the page; the largest by `sort` first, texts made safe to show."""
         rows = sorted(summary[self.source], key=self._rank)
+        listed = rows[: self.most]
+        columns = [c for c in self.columns if any(_tells(c, c.of(row)) for row in listed)]
+        missing = [c.head for c in self.columns if c not in columns and c.head != "unknown"]
         return {
             "id": self.source,
             "title": self.title,
             "about": self.about,
             "total": len(rows),
-            "shown": min(len(rows), self.most),
-            "columns": [_head(column) for column in self.columns],
-            "rows": [[_cell(c, row) for c in self.columns] for row in rows[: self.most]],
+            "shown": len(listed),
+            "unrecorded": missing,
+            "columns": [_head(column) for column in columns],
+            "rows": [[_cell(c, row) for c in columns] for row in listed],
         }
 
     def _rank(self, row: Row) -> tuple[bool, float]:
@@ -64,8 +72,14 @@ class Grid:
         return value is None, -float(value or 0)
 
 
+def _tells(column: Column, value: Any) -> bool:
+    """Whether a value is worth a column: known, and of the class `unknown` not a mere 0."""
+    return value is not None and (column.head != "unknown" or value != 0)
+
+
 def _head(column: Column) -> dict[str, str]:
-    about = TERMS.get(column.term or column.head, "")
+    term = column.term or column.head
+    about = TERMS.get(term) or CLASS_TERMS.get(term, "")
     return {"head": column.head, "kind": column.kind, "about": about}
 
 
@@ -73,6 +87,8 @@ def _cell(column: Column, row: Row) -> Any:
     value = column.of(row)
     if value is None or isinstance(value, (int, float)):
         return value
+    if column.kind == "mix":
+        return list(value)
     if column.kind == "part" and value in PARTS:
         return f"{value}: {PARTS[value]}"
     return shown(value)
@@ -116,8 +132,8 @@ def _count_of(key: str) -> Callable[[Row], int | None]:
 
 
 def _rank_list(row: Row) -> str | None:
-    ranks = row.get("ranks")
-    return ", ".join(map(str, ranks)) if isinstance(ranks, list) else ranks
+    ranks = listed(row.get("ranks"))
+    return ", ".join(map(str, ranks)) if ranks else None
 
 
 def _id(key: str) -> Callable[[Row], str | None]:
@@ -130,8 +146,14 @@ def _id(key: str) -> Callable[[Row], str | None]:
 
 
 def _shares() -> list[Column]:
-    names = ("compute", "communication", "io", "scheduling", "unknown")
-    return [Column(name, f"shares.{name}", "ns", name) for name in names]
+    """A bar of the five classes and a column for each."""
+    columns = [Column(name, f"shares.{name}", "ns", name) for name in CLASSES]
+    return [Column("made of", _mix, "mix"), *columns]
+
+
+def _mix(row: Row) -> list[int] | None:
+    shares = row.get("shares")
+    return [shares.get(name) or 0 for name in CLASSES] if shares else None
 
 
 GRIDS: tuple[Grid, ...] = (

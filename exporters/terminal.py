@@ -1,4 +1,4 @@
-"""The summary in the terminal: one row a class, the first hints, and what is wrong with the data."""
+"""The summary in the terminal: one row a class, the first hints, what is wrong with the data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from rca_llm.attribute.parts import CLASSES
 from rca_llm.exporters import units
-from rca_llm.exporters.definitions import PARTS
 from rca_llm.exporters.text import shown
-from rca_llm.exporters.verdict import Judged, Summary, details, headline, judged, title
+from rca_llm.exporters.verdict import (
+    Judged,
+    Summary,
+    details,
+    given,
+    headline,
+    judged,
+    root_cause,
+    title,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,23 +92,13 @@ def _row(summary: Summary, found: Judged, name: str) -> list[Text]:
     from rich.text import Text
 
     share = units.percent(found.share(name))
-    stats = (summary["class_stats"] or {}).get(name) or {}
+    stats = given(given(summary["class_stats"]).get(name))
     if found.count:
         figures = [units.milliseconds(stats.get("mean_ns")), share, units.percent(stats.get("cv"))]
     else:
         figures = [units.milliseconds(found.shares[name]), share]
     cells = [Text(title(name), style=COLOURS[name]), *map(Text, figures)]
     return [*cells, Text(root_cause(summary, found, name))]
-
-
-def root_cause(summary: Summary, found: Judged, name: str) -> str:
-    """The hint that explains a class, else its largest parts."""
-    stated = ((summary["class_stats"] or {}).get(name) or {}).get("hint")
-    if stated:
-        return shown(stated["title"] if isinstance(stated, Mapping) else stated)
-    parts = found.largest_parts(name, 2)
-    total = found.total
-    return ", ".join(f"{PARTS[part]} {units.percent(ns / total)}" for part, ns in parts)
 
 
 def _hint(number: int, hint: Mapping[str, Any]) -> Text:

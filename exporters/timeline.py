@@ -175,7 +175,9 @@ def _device_lanes(timeline: Timeline, rank: Rank, labels: Labels) -> Iterator[La
         rows = np.flatnonzero(here & kernel & talks)
         named = (f"{name} comm", "kernels that communicate between GPUs")
         yield from _kernel_lane(timeline, gpu.take(rows), part[rows], labels, named, rank)
-        copies = gpu.take(np.flatnonzero(here & ((gpu["kind"] == MEMCPY) | (gpu["kind"] == MEMSET))))
+        copies = gpu.take(
+            np.flatnonzero(here & ((gpu["kind"] == MEMCPY) | (gpu["kind"] == MEMSET)))
+        )
         yield from _copy_lane(copies, codes, labels, name, rank)
 
 
@@ -237,11 +239,14 @@ def _launching_thread(timeline: Timeline, api: Table, ranges: Table) -> tuple[in
     launching = call_codes(timeline.strings, api["name"]) == LAUNCH
     for table in (api.take(np.flatnonzero(launching)), api, ranges):
         if len(table):
-            pairs = np.stack([table["process"], table["thread"]])
-            distinct, counts = np.unique(pairs, axis=1, return_counts=True)
-            process, thread = distinct[:, int(counts.argmax())].tolist()
-            return process, thread
+            thread = _most_frequent(table["thread"])
+            return _most_frequent(table["process"][table["thread"] == thread]), thread
     return None
+
+
+def _most_frequent(values: Array) -> int:
+    distinct, counts = np.unique(values, return_counts=True)
+    return int(distinct[int(counts.argmax())])
 
 
 def _of(table: Table, thread: tuple[int, int]) -> Table:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 UNKNOWN = "–"
 """How a value that nobody knows is shown."""
 
@@ -43,6 +45,11 @@ def number(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def unbroken(text: str) -> str:
+    """The same sentence, with no line break possible between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=(?:%|ns|µs|ms|s|B|kB|MB|GB|TB)\b|%)", "\u00a0", text)
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from rca_llm.attribute.parts import CLASSES
 from rca_llm.exporters import units
@@ -13,6 +13,20 @@ from rca_llm.exporters.definitions import PARTS
 from rca_llm.exporters.text import shown
 
 Summary = Mapping[str, Any]
+
+
+def given(value: Any) -> Mapping[str, Any]:
+    """An object of the summary that may be null: empty then."""
+    found: Mapping[str, Any] = value or {}
+    return found
+
+
+def listed(value: Any) -> list[Any]:
+    """A list of the summary that may be null or, for one item, the item itself."""
+    if value is None:
+        return []
+    several = isinstance(value, (list, tuple))
+    return list(cast("Iterable[Any]", value)) if several else [value]
 
 
 @dataclass(frozen=True)
@@ -62,7 +76,7 @@ def whole(summary: Summary) -> Judged:
 def _sum(rows: Iterable[Mapping[str, int] | None]) -> Mapping[str, int]:
     total: Counter[str] = Counter()
     for row in rows:
-        total.update(row or {})
+        total.update(given(row))
     return total
 
 
@@ -74,7 +88,8 @@ def headline(summary: Summary) -> str:
     name = max(CLASSES, key=lambda group: found.shares.get(group, 0))
     if name == "unknown":
         return f"Most of {found.of} cannot be judged: {_because(found)}."
-    return f"{title(name)} takes {units.percent(found.share(name))} of {found.of}{_mostly(found, name)}."
+    share = units.percent(found.share(name))
+    return f"{title(name)} takes {share} of {found.of}{_mostly(found, name)}."
 
 
 def title(class_name: str) -> str:
@@ -87,7 +102,7 @@ def _mostly(found: Judged, name: str) -> str:
     if not parts:
         return ""
     part, ns = parts[0]
-    return f", the largest part being {PARTS[part]} ({units.percent(units.ratio(ns, found.total))})"
+    return f", above all {PARTS[part]} ({units.percent(units.ratio(ns, found.total))})"
 
 
 def _because(found: Judged) -> str:
@@ -118,6 +133,17 @@ def _unknown(summary: Summary) -> str:
     if not share or max(found.shares, key=lambda name: found.shares[name]) == "unknown":
         return ""
     return f"{units.percent(share)} cannot be judged: {_because(found)}."
+
+
+def root_cause(summary: Summary, found: Judged, name: str) -> str:
+    """The hint that explains a class, by its title; else the class's largest parts."""
+    stated: Any = given(given(summary["class_stats"]).get(name)).get("hint")
+    for hint in summary["hints"]:
+        if stated and stated in (hint["id"], hint["title"]):
+            return shown(hint["title"])
+    parts = found.largest_parts(name, 2)
+    total = found.total
+    return ", ".join(f"{PARTS[part]} {units.percent(ns / total)}" for part, ns in parts)
 
 
 def _first_hint(summary: Summary) -> str:

@@ -77,7 +77,9 @@ def _device(timeline: Timeline, shape: Shape, starts: np.ndarray) -> None:
     strings, count = timeline.strings, shape.steps * shape.kernels
     codes = strings.codes([shape.prefix + name for name in NAMES])
     which = np.arange(count) % len(NAMES)
-    start = np.repeat(starts, shape.kernels) + np.tile(np.arange(shape.kernels), shape.steps) * 12 * US
+    start = (
+        np.repeat(starts, shape.kernels) + np.tile(np.arange(shape.kernels), shape.steps) * 12 * US
+    )
     start += 60 * US
     length = np.array([9, 7, 3, 5, 2])[which] * US
     kernels = {
@@ -89,8 +91,14 @@ def _device(timeline: Timeline, shape: Shape, starts: np.ndarray) -> None:
         "process": np.ones(count),
         "device": np.zeros(count),
         "stream": np.full(count, 7),
-        **{f"grid_{axis}": np.full(count, size) for axis, size in zip("xyz", (132, 1, 1), strict=True)},
-        **{f"block_{axis}": np.full(count, size) for axis, size in zip("xyz", (256, 1, 1), strict=True)},
+        **{
+            f"grid_{axis}": np.full(count, size)
+            for axis, size in zip("xyz", (132, 1, 1), strict=True)
+        },
+        **{
+            f"block_{axis}": np.full(count, size)
+            for axis, size in zip("xyz", (256, 1, 1), strict=True)
+        },
         "registers": np.full(count, 96),
         "shared": np.full(count, 49_152),
     }
@@ -162,7 +170,8 @@ def _requests(timeline: Timeline, shape: Shape, starts: np.ndarray, step_ns: int
     columns: dict[str, list[int]] = {name: [] for name in REQUESTS}
     tokens: dict[str, list[int]] = {"request": [], "t": []}
     for number, code in enumerate(ids.tolist()):
-        first, last = number * each, min((number + 2) * each, shape.steps) - 1
+        first = min(number * each, shape.steps - 1)
+        last = max(min((number + 2) * each, shape.steps) - 1, first)
         for step in range(first, last + 1):
             phase = strings.code("prefill" if step == first else "decode")
             batch["step"].append(step)
@@ -173,8 +182,8 @@ def _requests(timeline: Timeline, shape: Shape, starts: np.ndarray, step_ns: int
             tokens["t"].append(int(starts[step]) + step_ns - 10 * US)
         values = {
             "id": code,
-            "client_submit": T0 + number * 500 * US,
-            "arrival": T0 + number * 700 * US,
+            "client_submit": max(int(starts[first]) - 5_000 * US, T0),
+            "arrival": max(int(starts[first]) - (1_000 + number % 7 * 300) * US, T0),
             "scheduled": int(starts[first]),
             "first_token": int(starts[first]) + step_ns - 10 * US,
             "finished": int(starts[last]) + step_ns,

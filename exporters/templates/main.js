@@ -14,7 +14,7 @@ function drawPlot(name) {
 function startTimeline() {
   timeline = new Timeline(DATA.timeline);
   if (DATA.samples.length) {
-    timeline.onmove = (from, to) => drawSamples(DATA.samples, from, to);
+    timeline.onmove = (from, to, left) => drawSamples(DATA.samples, from, to, left);
     timeline.draw();
   }
 }

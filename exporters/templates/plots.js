@@ -37,40 +37,42 @@ function drawCurve(data) {
   const unit = unitFor(data.curve[data.curve.length - 1]);
   const marks = Object.entries(data.marks).filter(([, ns]) => ns !== null);
   const shapes = marks.map(([, ns]) => ({ type: "line", x0: ns / unit.factor, x1: ns / unit.factor, y0: 0, y1: 1, line: { color: colour("soft"), width: 1, dash: "dot" } }));
-  const annotations = marks.map(([name, ns], at) => ({ x: ns / unit.factor, y: 1 - at * 0.09, yanchor: "top", xanchor: at ? "right" : "left", text: ` ${name.toUpperCase()} ${format(ns, "ns")} `, showarrow: false, font: { color: colour("ink") } }));
+  const named = new Map();
+  for (const [name, ns] of marks) named.set(ns, [...(named.get(ns) || []), name.toUpperCase()]);
+  const annotations = [...named.entries()].map(([ns, names], at) => ({ x: ns / unit.factor, y: 1 + 0.07 * (at % 2), yanchor: "bottom", xanchor: "right", text: names.join(", "), showarrow: false, font: { size: 11 } }));
   Plotly.react("curve-plot", [{
     type: "scatter", mode: data.curve.length < 40 ? "lines+markers" : "lines", x: data.curve.map((ns) => ns / unit.factor), y: data.ranks,
     line: { shape: "hv", color: colour("accent"), width: 2 }, hovertext: data.curve.map((ns, at) => `${percent(data.ranks[at])} of requests<br>at most ${format(ns, "ns")}`), hoverinfo: "text",
-  }], layout({ shapes, annotations, xaxis: { title: { text: unit.name }, rangemode: "tozero" }, yaxis: { tickformat: ".0%", range: [0, 1.04] } }), CONFIG);
+  }], layout({ shapes, annotations, xaxis: { title: { text: unit.name }, rangemode: "tozero" }, yaxis: { tickformat: ".0%", range: [0, 1.2], tickvals: [0, 0.25, 0.5, 0.75, 1] } }), CONFIG);
 }
 function drawCohorts(data, words) {
   const unit = unitFor(Math.max(...data.slow, ...data.fast));
-  const names = data.parts.map((part) => plain(words[part] || part));
+  const names = data.parts.map((part) => plain(innerWidth < 720 ? part.split(".")[1] || part : words[part] || part));
   const side = (key, label, name) => ({
     type: "bar", orientation: "h", name: label, y: names, x: data[key].map((ns) => ns / unit.factor), marker: { color: colour(name) },
     hovertext: data[key].map((ns, at) => `${names[at]}<br>${label}: ${format(ns, "ns")}`), hoverinfo: "text",
   });
   Plotly.react("cohorts-plot", [side("fast", "fast", "unknown"), side("slow", "slow", "accent")], layout({
-    height: 80 + names.length * 34, showlegend: true, legend: { orientation: "h", y: 1.12, traceorder: "reversed" }, xaxis: { title: { text: unit.name } },
+    height: 80 + names.length * 34, showlegend: true, legend: { orientation: "h", y: 1.01, yanchor: "bottom" }, xaxis: { title: { text: unit.name } },
     yaxis: { autorange: "reversed", showgrid: false },
   }), CONFIG);
 }
 function drawSteps(data) {
-  const unit = unitFor(Math.max(...data.longest));
-  const time = unitFor(Math.max(...data.start, 1));
-  const x = data.start.map((ns) => ns / time.factor);
-  const bars = ["prefill", "decode"].filter((kind) => data[kind].some((n) => n)).map((kind) => ({
-    type: "bar", name: `${kind} tokens`, x, y: data[kind], marker: { color: colour(kind), line: { width: 0 } },
-    hovertext: data[kind].map((n, at) => `step ${plain(data.ids[at])}${data.merged ? " and following" : ""}<br>${format(n, "count")} ${kind} tokens<br>${format(data.longest[at], "ns")}`), hoverinfo: "text",
-  }));
-  const line = { type: "scatter", mode: "markers", name: data.merged ? "longest step" : "step length", x, y: data.longest.map((ns) => ns / unit.factor), yaxis: "y2", marker: { size: 4, color: colour("accent") },
-    hovertext: data.longest.map((ns, at) => `step ${plain(data.ids[at])}<br>${format(ns, "ns")}`), hoverinfo: "text" };
-  const split = bars.length ? [[0.44, 1], [0, 0.36]] : [[0, 1], [0, 0]];
-  Plotly.react("steps-plot", [...bars, line], layout({
-    height: bars.length ? 340 : 240, barmode: "stack", bargap: 0, showlegend: true, legend: { orientation: "h", y: 1.12 },
-    xaxis: { title: { text: `time since the start, ${time.name}` }, anchor: "y2" }, yaxis: { title: { text: "tokens" }, domain: split[0], visible: bars.length > 0 },
-    yaxis2: { title: { text: unit.name }, domain: bars.length ? split[1] : [0, 1], gridcolor: colour("line"), zerolinecolor: colour("line"), automargin: true, fixedrange: true, rangemode: "tozero" },
-  }), CONFIG);
+  const rows = [["prefill", "prefill tokens"], ["decode", "decode tokens"]].filter(([kind]) => data[kind].some((n) => n));
+  rows.push(["length", data.merged ? "longest step" : "step length"]);
+  const time = unitFor(Math.max(...data.start, 1)), unit = unitFor(Math.max(...data.longest));
+  const axes = {}, height = 1 / rows.length;
+  const traces = rows.map(([kind, title], at) => {
+    const id = at ? at + 1 : "";
+    const values = kind === "length" ? data.longest.map((ns) => ns / unit.factor) : data[kind];
+    axes[`yaxis${id}`] = { domain: [1 - (at + 0.78) * height, 1 - at * height], title: { text: kind === "length" ? unit.name : "tokens", font: { size: 11 } }, nticks: 4, rangemode: "tozero", automargin: true, fixedrange: true, gridcolor: colour("line"), zerolinecolor: colour("line") };
+    return { type: "bar", name: title, yaxis: `y${id}`, x: data.start.map((ns) => ns / time.factor), width: data.length.map((ns) => Math.max(ns / time.factor, 1e-9)), offset: 0, y: values, marker: { color: colour(kind === "length" ? "host" : kind), line: { width: 0 } },
+      hovertext: data.ids.map((id, row) => `step ${plain(id)}${data.merged ? " and following" : ""}<br>${format(data.prefill[row], "count")} prefill, ${format(data.decode[row], "count")} decode tokens<br>${format(data.longest[row], "ns")}`), hoverinfo: "text" };
+  });
+  Plotly.react("steps-plot", traces, { ...layout({
+    height: 70 + 105 * rows.length, barmode: "overlay", showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
+    xaxis: { title: { text: `time since the start, ${time.name}` }, anchor: `y${rows.length > 1 ? rows.length : ""}`, rangemode: "tozero" },
+  }), ...axes }, CONFIG);
 }
 function drawCollectives(grid) {
   const at = (head) => grid.columns.findIndex((column) => column.head === head);
@@ -87,6 +89,6 @@ function drawCollectives(grid) {
   const side = (index, label, opacity) => ({ type: "bar", orientation: "h", name: label, y: names, x: sums.map((pair) => pair[index] / unit.factor), marker: { color: colour("communication"), opacity },
     hovertext: sums.map((pair, row) => `${names[row]}<br>${label}: ${format(pair[index], "ns")}`), hoverinfo: "text" });
   Plotly.react("collectives-plot", [side(0, "longest wait", 0.45), side(1, "transfer", 1)], layout({
-    height: 90 + names.length * 30, barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1.2 }, xaxis: { title: { text: unit.name } }, yaxis: { autorange: "reversed", showgrid: false },
+    height: 90 + names.length * 30, barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1.01, yanchor: "bottom" }, xaxis: { title: { text: unit.name } }, yaxis: { autorange: "reversed", showgrid: false },
   }), CONFIG);
 }

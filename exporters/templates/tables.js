@@ -1,6 +1,6 @@
 "use strict";
 // Tables that sort by a click on a head and filter by text. Cells are text nodes: names are hostile.
-const PAGE_ROWS = 25;
+const PAGE_ROWS = 12;
 class Grid {
   constructor(place, grid, openRequest) {
     this.grid = grid;
@@ -29,6 +29,7 @@ class Grid {
     return element("div", { class: "grid-head" }, input);
   }
   headCell(column, index) {
+    if (column.kind === "mix") return element("th", { scope: "col" }, column.head);
     const button = element("button", { type: "button", class: column.about ? "term" : "", title: column.about || null }, column.head);
     button.addEventListener("click", () => this.sortBy(index));
     return element("th", { scope: "col", class: isNumber(column.kind) ? "num" : "", "aria-sort": "none" }, button);
@@ -38,7 +39,7 @@ class Grid {
     const again = this.sort.column === index;
     this.sort = { column: index, down: again ? !this.sort.down : numeric };
     [...this.head.children].forEach((cell, at) => {
-      cell.setAttribute("aria-sort", at !== index ? "none" : this.sort.down ? "descending" : "ascending");
+      if (cell.hasAttribute("aria-sort")) cell.setAttribute("aria-sort", at !== index ? "none" : this.sort.down ? "descending" : "ascending");
     });
     this.fill();
   }
@@ -61,7 +62,7 @@ class Grid {
     return element("tr", {}, ...values.map((value, at) => this.cell(value, this.grid.columns[at], at)));
   }
   cell(value, column, at) {
-    const tip = exact(value, column.kind);
+    const tip = column.kind === "mix" ? null : exact(value, column.kind);
     const attributes = { class: isNumber(column.kind) ? "num" : "", title: tip, "data-value": typeof value === "number" ? value : null };
     if (at === 0) attributes.scope = "row";
     return element(at === 0 ? "th" : "td", attributes, this.content(value, column));
@@ -70,6 +71,7 @@ class Grid {
     const text = format(value, column.kind);
     if (value === null) return element("span", { class: "unknown-value" }, text);
     if (column.kind === "share") return element("span", { class: "share-cell", style: `--w:${Math.min(100, value * 100)}%` }, text);
+    if (column.kind === "mix") return mix(value);
     if (column.kind === "class") return element("span", {}, dot(value), text);
     if (column.kind === "part") return element("span", { title: text }, dot(value), text.split(":")[0]);
     if (column.kind === "request" && this.openRequest) {
@@ -78,7 +80,13 @@ class Grid {
     return column.kind === "text" || column.kind === "request" ? longName(text) : document.createTextNode(text);
   }
 }
-function isNumber(kind) { return !["text", "class", "part", "request"].includes(kind); }
+function isNumber(kind) { return !["mix", "text", "class", "part", "request"].includes(kind); }
+function mix(values) {
+  const total = values.reduce((a, b) => a + b, 0) || 1;
+  const pieces = values.map((ns, at) => (ns ? element("span", { class: CLASS_NAMES[at], style: `flex:${ns / total} 0 0` }) : null));
+  const text = values.map((ns, at) => (ns ? `${CLASS_NAMES[at]} ${percent(ns / total)}` : null)).filter(Boolean).join(", ");
+  return element("span", { class: "mix", role: "img", "aria-label": text, title: text }, ...pieces);
+}
 function dot(part) { return element("span", { class: `dot ${String(part).split(".")[0]}`, "aria-hidden": "true" }); }
 function longName(text) {
   const node = element("bdi", { class: text.length > 40 ? "name wide" : "" }, text);

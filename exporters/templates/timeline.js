@@ -84,12 +84,13 @@ class Timeline {
     Plotly.react(this.plot, traces, layout({
       height: 70 + 30 * names.length, barmode: "overlay", bargap: 0.28, dragmode: "zoom", hovermode: "closest",
       xaxis: { range: [this.from / unit.factor, this.to / unit.factor], fixedrange: false, ticksuffix: ` ${unit.name}`, autorange: false },
-      yaxis: { categoryorder: "array", categoryarray: names, range: [names.length - 0.5, -0.5], showgrid: false },
+      margin: { l: margin(names), r: 14, t: 6, b: 30 },
+      yaxis: { automargin: false, categoryorder: "array", categoryarray: names, range: [names.length - 0.5, -0.5], showgrid: false },
     }), { ...CONFIG, doubleClick: false }).then(() => { this.busy = false; });
     this.listen(unit);
     this.drawLegend([...byKind.keys()]);
     this.summarise(lanes);
-    if (this.onmove) this.onmove(this.view.start + this.from, this.view.start + this.to);
+    if (this.onmove) this.onmove(this.view.start + this.from, this.view.start + this.to, margin(names));
   }
   listen(unit) {
     this.unit = unit;
@@ -168,7 +169,9 @@ function bisect(values, value) {
   while (low < high) { const middle = (low + high) >> 1; if (values[middle] > value) high = middle; else low = middle + 1; }
   return low;
 }
-function drawSamples(lines, from, to) {
+// Room for the lanes' names, the same in both plots so that their time axes stand under each other.
+function margin(names) { return Math.min(24 + 6.6 * Math.max(8, ...names.map((name) => name.length)), innerWidth / 3.4); }
+function drawSamples(lines, from, to, left) {
   if (!lines.length) return;
   const unit = unitFor(to - from);
   const axes = {}, traces = [], height = 1 / lines.length;
@@ -176,8 +179,8 @@ function drawSamples(lines, from, to) {
     const id = at ? at + 1 : "";
     traces.push({ type: "scatter", mode: "lines", x: line.t.map((t) => (t - from) / unit.factor), y: line.value, yaxis: `y${id}`, line: { width: 1.5, color: colour("accent") },
       hovertext: line.value.map((value) => `${plain(line.name)}: ${value.toLocaleString("en-US")}`), hoverinfo: "text" });
-    axes[`yaxis${id}`] = { domain: [1 - (at + 0.82) * height, 1 - at * height], automargin: true, fixedrange: true, nticks: 3, gridcolor: colour("line"), zeroline: false };
+    axes[`yaxis${id}`] = { domain: [1 - (at + 0.9) * height, 1 - (at + 0.26) * height], fixedrange: true, nticks: 3, gridcolor: colour("line"), zeroline: false };
   });
   const annotations = lines.map((line, at) => ({ text: plain(line.name), xref: "paper", yref: "paper", x: 0, y: 1 - at * height, xanchor: "left", yanchor: "top", showarrow: false, font: { size: 11 } }));
-  Plotly.react("samples-plot", traces, { ...layout({ height: 40 + 74 * lines.length, annotations, xaxis: { range: [0, (to - from) / unit.factor], ticksuffix: ` ${unit.name}`, anchor: `y${lines.length > 1 ? lines.length : ""}` } }), ...axes }, CONFIG);
+  Plotly.react("samples-plot", traces, { ...layout({ height: 40 + 74 * lines.length, annotations, margin: { l: left, r: 14, t: 6, b: 30 }, xaxis: { range: [0, (to - from) / unit.factor], ticksuffix: ` ${unit.name}`, anchor: `y${lines.length > 1 ? lines.length : ""}` } }), ...axes }, CONFIG);
 }
