@@ -1,0 +1,103 @@
+"""Steers the native GPU collector from Python, in the process that CUDA loaded it into.
+
+The collector needs no help to record. What only Python can know is told to it here: that
+torch.profiler, which takes CUPTI away without a word before CUDA 13.2, begins and ends, and which
+calls belong to which engine step. Every function does nothing where no collector runs. Standard
+library only, Python >= 3.7; ctypes is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PROFILER_MODULE = "torch.autograd.profiler"
+"""The module whose `profile` class every Python profiler of PyTorch goes through."""
+
+_RTLD_NOLOAD = 4
+_library: Any = None
+
+
+def library() -> Any:
+    """The collector as loaded into this process, None where CUDA did not load it.
+
+    It is never loaded from here: that would not collect, and a later look may find it.
+    """
+    global _library
+    path = os.environ.get("CUDA_INJECTION64_PATH")
+    if _library is None and path and os.environ.get("RCA_LLM_RUN"):
+        try:
+            import ctypes
+
+            found = ctypes.CDLL(path, mode=_RTLD_NOLOAD | os.RTLD_LAZY)
+            found.rca_llm_gpu_push_step.argtypes = (ctypes.c_uint64,)
+            _library = found
+        except (OSError, AttributeError, ImportError):
+            return None  # not loaded yet, or another tool's library
+    return _library
+
+
+def collecting() -> bool:
+    """Whether GPU activity of this process is being recorded now."""
+    found = library()
+    return found is not None and found.rca_llm_gpu_status() == 1
+
+
+def flush() -> None:
+    """Write what CUPTI has completed; before a process is ended by force. At most two seconds."""
+    found = library()
+    if found is not None:
+        found.rca_llm_gpu_flush()
+
+
+def push_step(step: int) -> None:
+    """Mark CUDA calls of this thread as those of an engine step (with RCA_LLM_EXTERNAL=on)."""
+    found = library()
+    if found is not None:
+        found.rca_llm_gpu_push_step(step)
+
+
+def pop_step() -> None:
+    """End what `push_step` began."""
+    found = library()
+    if found is not None:
+        found.rca_llm_gpu_pop_step()
+
+
+def wrap_profiler(module: Any) -> None:
+    """Make PyTorch's profiler hand CUPTI over: call with `PROFILER_MODULE` once it is imported.
+
+    Before it starts the collector writes what it has and marks a gap; after it ended the collector
+    registers its buffers and its clock again. The profiler's own results are untouched.
+    """
+    profile: Any = getattr(module, "profile", None)
+    prepare = getattr(profile, "_prepare_trace", None)
+    leave = getattr(profile, "__exit__", None)
+    if prepare is None or leave is None or hasattr(prepare, "__wrapped__"):
+        return
+
+    @functools.wraps(prepare)
+    def released(self: Any, *arguments: Any, **named: Any) -> Any:
+        _call("rca_llm_gpu_release")
+        return prepare(self, *arguments, **named)
+
+    @functools.wraps(leave)
+    def reclaimed(self: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return leave(self, *arguments, **named)
+        finally:
+            _call("rca_llm_gpu_reclaim")
+
+    profile._prepare_trace = released
+    profile.__exit__ = reclaimed
+
+
+def _call(name: str) -> None:
+    """Call a function of the collector, if there is one; other threads run meanwhile."""
+    found = library()
+    if found is not None:
+        getattr(found, name)()

@@ -1,0 +1,84 @@
+"""The Python side steers the collector that is loaded in its process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from rca_llm.probes import format as layout
+from rca_llm.trace import KERNEL
+from tests.native.conftest import Traced
+from tests.native.segments import collector_segments, timeline_of
+
+# A process that loads the collector as CUDA does, and a class shaped as PyTorch's profiler.
+_PRELUDE = """
+import ctypes, os, types
+from rca_llm.probes import gpu
+def start():
+    global cupti
+    cupti = ctypes.CDLL(os.environ["RCA_LLM_CUPTI"])
+    ctypes.CDLL(os.environ["CUDA_INJECTION64_PATH"]).InitializeInjection()
+def kernels(count):
+    for _ in range(count):
+        cupti.fake_kernel(b"kernel", ctypes.c_uint64(0))
+class profile:
+    def _prepare_trace(self):
+        cupti.cuptiActivityDisable(10)
+    def __enter__(self):
+        self._prepare_trace()
+        return self
+    def __exit__(self, *error):
+        return True
+module = types.SimpleNamespace(profile=profile)
+"""
+
+
+def _python(app: Traced, code: str, **variables: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", _PRELUDE + code],
+        env=os.environ | app.environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_profiler_session_is_a_gap_and_no_end(app: Traced) -> None:
+    out = _python(
+        app,
+        "gpu.wrap_profiler(module); gpu.wrap_profiler(module); start(); kernels(3)\n"
+        "with profile():\n"
+        "    print(gpu.collecting()); kernels(5); raise ValueError('kept from the program')\n"
+        "print(gpu.collecting()); kernels(4)",
+    )
+    assert out == "False\nTrue\n"
+    assert timeline_of(app.run)["gpu"]["kind"].tolist() == [KERNEL] * 7
+    (segment,) = collector_segments(app.run)
+    (gap,) = segment.of(layout.GAP)
+    assert segment.names[gap.c] == "displaced"
+
+
+def test_steps_reach_the_kernels(app: Traced) -> None:
+    code = "start(); gpu.push_step(2**40); kernels(2); gpu.pop_step(); gpu.flush(); os._exit(0)"
+    _python(app, code, RCA_LLM_EXTERNAL="on")
+    assert timeline_of(app.run)["gpu"]["step"].tolist() == [2**40, 2**40]
+
+
+def test_without_a_collector_nothing_happens(app: Traced) -> None:
+    code = "gpu.flush(); gpu.push_step(1); gpu.pop_step(); print(gpu.collecting(), gpu.library())"
+    assert _python(app, code) == "False None\n"
+    assert _python(app, code, CUDA_INJECTION64_PATH="/no/such/file.so") == "False None\n"
+
+
+def test_other_classes_are_left_alone() -> None:
+    from types import SimpleNamespace
+
+    from rca_llm.probes import gpu
+
+    empty = SimpleNamespace(profile=type("profile", (), {}))
+    gpu.wrap_profiler(empty)
+    gpu.wrap_profiler(SimpleNamespace())
+    assert not hasattr(empty.profile, "_prepare_trace")
