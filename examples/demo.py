@@ -19,23 +19,24 @@ START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 
 
-def start_server(
-    folder: Path, arguments: argparse.Namespace
-) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the server and wait until it listens; its process and port."""
-    port_file = folder / "port"
+def start_server(port_file: Path, arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
+    """Start the server, which will write its port to that file."""
+    folder = port_file.parent
     command = [sys.executable, str(HERE / "serve.py"), "--port", "0"]
     command += ["--port-file", str(port_file), "--access-log", str(folder / "access.log")]
     command += ["--weights", str(arguments.weights or folder / "weights")]
     command += ["--kv-blocks", str(arguments.kv_blocks)]
-    server = subprocess.Popen(command)
+    return subprocess.Popen(command)
+
+
+def wait_for_port(port_file: Path, server: subprocess.Popen[bytes]) -> int:
+    """The server's port, once it listens; ends the demonstration where it never does."""
     deadline = time.monotonic() + START_SECONDS
     while not port_file.exists():
         if server.poll() is not None or time.monotonic() > deadline:
-            server.kill()
-            raise SystemExit(f"demo.py: the server did not start (status {server.wait()})")
+            raise SystemExit("demo.py: the server did not start")
         time.sleep(0.05)
-    return server, int(port_file.read_text(encoding="ascii"))
+    return int(port_file.read_text(encoding="ascii"))
 
 
 def send_load(port: int, arguments: argparse.Namespace) -> int:
@@ -71,11 +72,13 @@ def main() -> int:
     parser.add_argument("--weights", type=Path, help="keep the weights there")
     parser.add_argument("--json", type=Path, help="write the client's times there")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, raise_exit)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, raise_exit)
     with tempfile.TemporaryDirectory(prefix="rca-llm-demo-") as folder:
-        server, port = start_server(Path(folder), arguments)
+        port_file = Path(folder) / "port"
+        server = start_server(port_file, arguments)
         try:
-            load_status = send_load(port, arguments)
+            load_status = send_load(wait_for_port(port_file, server), arguments)
         finally:
             status = stop_server(server)
     return status if status else load_status

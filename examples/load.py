@@ -15,19 +15,15 @@ import random
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 from urllib.parse import urlsplit
 
-try:
-    from rca_llm import request as traced_request
-except ImportError:  # the load generator is useful without it
-    TRACED = False
-else:
-    TRACED = True
-
+# The load generator is useful without it.
+PROBES = find_spec("rca_llm") is not None
 WORDS = ("cache", "token", "batch", "kernel", "layer", "queue", "prefill", "decode", "stream")
 
 
@@ -47,7 +43,7 @@ class Outcome:
 
     id: str
     submit_ns: int = 0
-    token_ns: list[int] = field(default_factory=list)
+    token_ns: list[int] = field(default_factory=list[int])
     end_ns: int = 0
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -73,7 +69,8 @@ class Outcome:
 def make_jobs(arguments: argparse.Namespace) -> list[Job]:
     """Requests of mixed lengths; the same seed makes the same ones."""
     chance = random.Random(arguments.seed)
-    delay_s, jobs = 0.0, []
+    delay_s = 0.0
+    jobs: list[Job] = []
     for number in range(arguments.requests):
         length = log_uniform(chance, *arguments.prompt_tokens)
         jobs.append(
@@ -101,11 +98,18 @@ def make_prompt(chance: random.Random, length: int) -> str:
     return text[:length]
 
 
+def mark_submission(id: str) -> None:
+    """Tell the trace, where there is one, that the client sends this request now."""
+    if PROBES:
+        from rca_llm import request
+
+        request(id).client_submit()
+
+
 async def complete(host: str, port: int, job: Job) -> Outcome:
     """Send one request, read its stream, and note when each token came."""
     outcome = Outcome(job.id, submit_ns=monotonic_ns())
-    if TRACED:
-        traced_request(job.id).client_submit()
+    mark_submission(job.id)
     try:
         await _exchange(host, port, job, outcome)
     except (OSError, EOFError, ValueError) as error:
@@ -178,7 +182,7 @@ def note(event: dict[str, Any], outcome: Outcome) -> None:
 
 async def run(arguments: argparse.Namespace, jobs: Sequence[Job]) -> list[Outcome]:
     """Send all requests, open or closed loop, and wait for their ends."""
-    address = urlsplit(arguments.url)
+    address = urlsplit(str(arguments.url))
     host, port = address.hostname or "127.0.0.1", address.port or 80
     turns = asyncio.Semaphore(arguments.concurrency or len(jobs))
 

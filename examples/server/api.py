@@ -44,7 +44,7 @@ class Listener:
     reply: Reply
     stream: bool
     reason: str | None = None
-    outputs: asyncio.Queue[Output] = field(default_factory=asyncio.Queue)
+    outputs: asyncio.Queue[Output] = field(default_factory=asyncio.Queue[Output])
 
 
 class Api:

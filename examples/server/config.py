@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,11 @@ class ModelConfig:
     @classmethod
     def read(cls, path: Path) -> ModelConfig:
         """Read what `write` wrote; ValueError where it is anything else."""
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(stored, dict) or set(stored) != {field.name for field in fields(cls)}:
+        stored: Any = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(stored, dict):
+            raise ValueError("not a JSON object")
+        values = cast("dict[str, Any]", stored)
+        types = {name: type(value) for name, value in asdict(cls()).items()}
+        if {name: type(value) for name, value in values.items()} != types:
             raise ValueError("not the fields of a model configuration")
-        return cls(**stored)
+        return cls(**values)

@@ -156,6 +156,8 @@ async def serve_connection(
             pass
     except (ConnectionError, asyncio.IncompleteReadError, asyncio.TimeoutError):
         pass  # the client went away in the middle, or sent nothing for too long
+    except asyncio.CancelledError:
+        pass  # the server stops; asyncio before 3.12 logs a handler that ends cancelled
     finally:
         writer.close()
 

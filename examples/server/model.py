@@ -93,15 +93,17 @@ class Transformer:
 def rms_norm(state: Array, weight: Array, eps: float) -> Array:
     """Each row divided by its root mean square, then scaled."""
     mean: Array = np.mean(np.square(state), axis=-1, keepdims=True)
-    normed: Array = state / np.sqrt(mean + np.float32(eps)) * weight
+    normed: Array = np.multiply(state / np.sqrt(mean + np.float32(eps)), weight)
     return normed
 
 
 def swiglu(gate_up: Array) -> Array:
     """SiLU of the first half of the columns times the second half."""
-    gate, up = np.split(gate_up, 2, axis=-1)
+    half = gate_up.shape[-1] // 2
+    gate: Array = gate_up[:, :half]
     # exp of a clipped argument: beyond it the sigmoid is 0 in float32 anyway, without a warning.
-    product: Array = gate / (1 + np.exp(-np.maximum(gate, np.float32(-80)))) * up
+    sigmoid = np.reciprocal(1 + np.exp(-np.maximum(gate, np.float32(-80))))
+    product: Array = np.multiply(gate * sigmoid, gate_up[:, half:])
     return product
 
 
@@ -129,8 +131,10 @@ def rotary_table(config: ModelConfig) -> tuple[Array, Array]:
 
 def rotate(heads: Array, cos: Array, sin: Array) -> Array:
     """Rotary position embedding of (rows, heads, head_dim), halves paired as in Llama."""
-    first, second = np.split(heads, 2, axis=-1)
-    turned: Array = np.concatenate(
-        (first * cos - second * sin, second * cos + first * sin), axis=-1
-    )
+    half = heads.shape[-1] // 2
+    first: Array = heads[..., :half]
+    second: Array = heads[..., half:]
+    turned = np.empty_like(heads)
+    turned[..., :half] = first * cos - second * sin
+    turned[..., half:] = second * cos + first * sin
     return turned

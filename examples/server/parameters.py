@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from .http import HttpError
 
@@ -27,10 +27,11 @@ class Parameters:
         """Read and check a JSON body; HttpError says what is wrong with it."""
         try:
             fields = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise bad_request("the body is not JSON") from error
         if not isinstance(fields, dict):
             raise bad_request("the body is not a JSON object")
+        fields = cast("dict[str, Any]", fields)
         parameters = cls(
             prompt=_typed(fields, "prompt", str, None),
             max_tokens=_typed(fields, "max_tokens", int, cls.max_tokens),

@@ -41,9 +41,9 @@ class Work:
 class Plan:
     """One step: its work, and who was admitted or preempted to make it."""
 
-    work: list[Work] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list[Work])
+    admitted: list[Sequence] = field(default_factory=list[Sequence])
+    preempted: list[Sequence] = field(default_factory=list[Sequence])
 
     @property
     def tokens(self) -> int:
@@ -155,7 +155,7 @@ class Scheduler:
 
     def update(self, plan: Plan, tokens: list[int]) -> list[Output]:
         """Take the step's result in: one token a piece of work, used where it reached the end."""
-        outputs = []
+        outputs: list[Output] = []
         for work, token in zip(plan.work, tokens, strict=True):
             sequence = work.sequence
             sequence.computed += work.count

@@ -19,8 +19,8 @@ class Sequence:
     prompt: list[int]
     max_tokens: int
     ignore_end: bool = False
-    output: list[int] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
+    output: list[int] = field(default_factory=list[int])
+    blocks: list[int] = field(default_factory=list[int])
     computed: int = 0
     lost: int = 0
 
