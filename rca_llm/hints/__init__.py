@@ -7,9 +7,30 @@ from typing import Any
 
 from rca_llm.attribute.job import Job
 from rca_llm.attribute.requests import Life
+from rca_llm.hints import (  # noqa: F401  (each registers its rules)
+    communication,
+    copies,
+    efficiency,
+    gates,
+    host,
+    launch,
+    memory,
+    queueing,
+)
+from rca_llm.hints.case import Case
+from rca_llm.hints.judge import judge
+from rca_llm.hints.thresholds import Thresholds, load
 
 
-def explain(summary: dict[str, Any], job: Job, lives: Sequence[Life]) -> None:
+def explain(
+    summary: dict[str, Any],
+    job: Job,
+    lives: Sequence[Life],
+    thresholds: Thresholds | None = None,
+) -> None:
     """Put the hints into a summary, and the best of each class into its `class_stats`."""
-    del job, lives
-    summary["hints"] = []
+    case = Case(summary, job, lives, load() if thresholds is None else thresholds)
+    summary["hints"] = judge(case)
+    for name, row in summary["class_stats"].items():
+        titles = [hint["title"] for hint in summary["hints"] if hint["class"] == name]
+        row["hint"] = titles[0] if titles else None

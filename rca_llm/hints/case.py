@@ -1,0 +1,206 @@
+"""What rules look at: the job, the lives of its requests, and the time that causes are charged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rca_llm import intervals
+from rca_llm.attribute.codes import GRAPH_LAUNCH, JIT, LAUNCH
+from rca_llm.attribute.job import Job, Member
+from rca_llm.attribute.links import among
+from rca_llm.attribute.parts import PARTS, codes
+from rca_llm.attribute.partition import Recording
+from rca_llm.attribute.requests import Life
+from rca_llm.hints.model import Charge
+from rca_llm.hints.thresholds import Thresholds
+from rca_llm.hints.wording import plural
+from rca_llm.intervals import Pieces
+from rca_llm.summary.windows import step_totals
+from rca_llm.table import UNKNOWN, Ints, Mask, Table, known
+
+Spans = tuple[Ints, Ints]
+"""Starts and ends of intervals, ns."""
+
+WARM_UP = 5
+"""Steps that the steady window leaves out at the beginning."""
+
+_ENGINES = ("vllm", "sglang", "tensorrt", "transformers", "llama")
+
+_STEP_STYLES = (("vllm", re.compile(r"execute_context_\d+")), ("sglang", re.compile(r"step\[\w+")))
+
+
+@dataclass
+class Case:
+    """Everything that rules may look at; nothing in it is changed by them."""
+
+    summary: Mapping[str, Any]
+    job: Job
+    lives: Sequence[Life]
+    thresholds: Thresholds
+    failed: dict[str, str] = field(default_factory=dict[str, str])
+    """The gates that failed, each with what it said."""
+
+    def limits(self, id: str) -> Mapping[str, float]:
+        """The thresholds of a rule."""
+        return self.thresholds.get(id, {})
+
+    @cached_property
+    def engine(self) -> str | None:
+        """The engine that was traced, in lower case, None where nothing tells."""
+        named = " ".join(r.timeline.header.engine or "" for r in self.job.recordings).lower()
+        told = next((engine for engine in _ENGINES if engine in named), None)
+        return told or next(filter(None, map(_engine_of_steps, self.job.recordings)), None)
+
+    @cached_property
+    def finished(self) -> list[Life]:
+        """The lives of requests that finished."""
+        return [life for life in self.lives if life.request.status == "finished"]
+
+    @cached_property
+    def totals(self) -> Ints:
+        """The time of every part in every life, ns: (lives, parts)."""
+        rows = [life.totals for life in self.lives]
+        return np.stack(rows) if rows else np.zeros((0, len(PARTS)), np.int64)
+
+    @cached_property
+    def sums(self) -> Ints:
+        """The time of every part, ns: over all requests, without any over the longest rank."""
+        if len(self.lives):
+            return np.asarray(self.totals.sum(axis=0))
+        ranks = [partition.totals for _, partition in self.job.ranks]
+        return max(ranks, key=lambda totals: int(totals.sum()), default=np.zeros(len(PARTS), int))
+
+    def time_of(self, *parts: str) -> int:
+        """The time of some parts over the whole population, ns."""
+        return int(self.sums[codes(parts)].sum())
+
+    def charge(self, parts: Sequence[str], spans: Spans | None = None) -> Charge:
+        """The latency in some parts, within spans where those are given."""
+        wanted = codes(parts)
+        within = None if spans is None else _as_pieces(spans)
+        if self.lives:
+            return self._over_lives(wanted, within)
+        return self._over_ranks(wanted, within)
+
+    def _over_lives(self, wanted: Ints, within: Pieces | None) -> Charge:
+        found = [
+            (life, _charged(life.pieces, wanted, within))
+            for life, totals in zip(self.lives, self.totals, strict=True)
+            if totals[wanted].any()
+        ]
+        return over([(life, ns, first, last) for life, (ns, first, last) in found if ns])
+
+    def _over_ranks(self, wanted: Ints, within: Pieces | None) -> Charge:
+        found = [
+            (_charged(partition.segments.pieces, wanted, within), partition.rank)
+            for _, partition in self.job.ranks
+        ]
+        if not found:
+            return Charge(0, 0)
+        (ns, first, last), rank = max(found, key=lambda one: one[0][0])
+        return Charge(ns, rank.span, (), first, last, f"the window of rank {rank.number}")
+
+    def spans(self, recording: Recording, *kinds: str) -> Table:
+        """The probe spans of some kinds, by start."""
+        ranges, strings = recording.timeline["ranges"], recording.timeline.strings
+        wanted = [code for code in map(strings.find, kinds) if code >= 0]
+        rows = np.flatnonzero(among(ranges["kind"], wanted) & known(ranges["start"]))
+        return ranges.take(rows).sorted_by("start")
+
+    @cached_property
+    def _step_parts(self) -> list[Ints]:
+        return [step_totals(member) for member in self.job.ranks]
+
+    def step_parts(self, number: int) -> Ints:
+        """The time of every part in every step of a rank (an index), ns: (steps, parts)."""
+        return self._step_parts[number]
+
+    def steady(self, number: int) -> Ints:
+        """Places among a rank's steps (an index) that are neither warm-up nor compile.
+
+        A run too short to have a steady state is judged whole.
+        """
+        parts = self.step_parts(number)
+        jit = parts[:, codes(["scheduling.jit", "scheduling.graph_capture"])].sum(axis=1) > 0
+        places = np.flatnonzero(~jit)
+        return places[places >= WARM_UP] if len(parts) > 2 * WARM_UP else places
+
+    def loads(self) -> list[tuple[Recording, Table]]:
+        """Every recording with its device records."""
+        return [(recording, recording.timeline["gpu"]) for recording in self.job.recordings]
+
+
+def over(found: Sequence[tuple[Life, int, int | None, int | None]]) -> Charge:
+    """The charge of some lives: each with its ns, and the first and last instant charged."""
+    if not found:
+        return Charge(0, 0)
+    total = sum(int(life.totals.sum()) for life, *_ in found)
+    firsts = [first for _, _, first, _ in found if first is not None]
+    lasts = [last for *_, last in found if last is not None]
+    return Charge(
+        sum(ns for _, ns, _, _ in found),
+        total,
+        tuple(life.request.id for life, *_ in found),
+        min(firsts, default=None),
+        max(lasts, default=None),
+        plural(len(found), "request"),
+    )
+
+
+def _as_pieces(spans: Spans) -> Pieces:
+    start, end = intervals.union(*spans)
+    return Pieces(start, end, np.zeros(len(start), np.int64))
+
+
+def _charged(
+    pieces: Pieces, wanted: Ints, within: Pieces | None
+) -> tuple[int, int | None, int | None]:
+    """How much of some pieces has a wanted label, and from when to when."""
+    rows = np.flatnonzero(among(pieces.label, wanted.tolist()))
+    lasting = (pieces.end - pieces.start)[rows]
+    if within is not None:
+        lasting = intervals.sums_in(within, pieces.start[rows], pieces.end[rows], 1)[:, 0]
+    rows, lasting = rows[lasting > 0], lasting[lasting > 0]
+    if not len(rows):
+        return 0, None, None
+    return int(lasting.sum()), int(pieces.start[rows[0]]), int(pieces.end[rows[-1]])
+
+
+def _engine_of_steps(recording: Recording) -> str | None:
+    """The engine whose way of naming steps a recording shows."""
+    ranges, strings = recording.timeline["ranges"], recording.timeline.strings
+    used = [strings[int(code)] for code in np.unique(ranges["name"]) if code >= 0]
+    return next((name for name, p in _STEP_STYLES if any(map(p.match, used))), None)
+
+
+def rank_rows(member: Member, table: Table) -> Mask:
+    """Which rows of a table belong to a rank's processes."""
+    return among(table["process"], [*member[1].rank.processes])
+
+
+def launches_of(member: Member) -> Ints:
+    """Rows of `api` that launch kernels or graphs for a rank."""
+    recording, _ = member
+    launch = (recording.calls == LAUNCH) | (recording.calls == GRAPH_LAUNCH)
+    return np.flatnonzero(launch & rank_rows(member, recording.timeline["api"]))
+
+
+def jit_calls(recording: Recording) -> Ints:
+    """Rows of `api` that load or compile code."""
+    return np.flatnonzero(recording.calls == JIT)
+
+
+def whole(value: int) -> int | None:
+    """A count or size, None where it is unknown."""
+    return None if value == UNKNOWN else int(value)
+
+
+def ranks_of(member: Member) -> int:
+    """The number of a rank."""
+    return member[1].rank.number

@@ -1,0 +1,144 @@
+"""Runs the rules in the order of exclusion and turns what they say into ordered rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rca_llm.hints.advice import advice
+from rca_llm.hints.case import Case
+from rca_llm.hints.model import LOWERED, RULES, Hint, Rule, Stage
+
+Found = tuple[Rule, Hint]
+
+MOST_REQUESTS = 1000
+"""How many requests a hint names."""
+
+EARLIER = {
+    Stage.QUEUE: ("scheduling.queue", "scheduling.prefill_interference", "scheduling.preempt"),
+    Stage.PEER: ("communication.wait",),
+    Stage.HOST: (
+        *("scheduling.host", "scheduling.gc", "scheduling.gil", "scheduling.cpu_wait"),
+        *("scheduling.jit", "scheduling.tokenize", "scheduling.detokenize", "scheduling.alloc"),
+    ),
+    Stage.LAUNCH: ("scheduling.launch", "scheduling.sync"),
+}
+"""What the stages before device efficiency explain."""
+
+
+def judge(case: Case) -> list[dict[str, Any]]:
+    """The hints of a case as the contract's rows, the largest saving first."""
+    found: list[Found] = []
+    for rule in sorted(RULES, key=lambda rule: rule.stage):
+        if _silenced(rule, case):
+            continue
+        for hint in _said(rule, case):
+            found.append((rule, _weighed(rule, hint, case)))
+            if rule.stage is Stage.GATE:
+                case.failed[rule.id] = hint.title
+    found = _without_false_blame(_capped(found), case)
+    return [_row(rule, hint, case) for rule, hint in sorted(found, key=_order)]
+
+
+def _silenced(rule: Rule, case: Case) -> bool:
+    """Whether a failed gate has taken away what the rule reads."""
+    return (rule.idle and "G2" in case.failed) or (rule.peers and "G1" in case.failed)
+
+
+def _said(rule: Rule, case: Case) -> Sequence[Hint]:
+    said = rule.function(case)
+    return [] if said is None else [said] if isinstance(said, Hint) else said
+
+
+def _weighed(rule: Rule, hint: Hint, case: Case) -> Hint:
+    """A hint with less confidence where tracing itself or uncovered steps blur what it reads."""
+    if rule.stage is Stage.GATE:
+        return hint
+    blurred = ("G5" in case.failed and rule.stage in (Stage.HOST, Stage.LAUNCH)) or (
+        "G6" in case.failed and rule.idle
+    )
+    confidence = LOWERED[hint.confidence] if blurred else hint.confidence
+    title = hint.title
+    if confidence == "low" and "ossibl" not in title:
+        title = f"Possible: {title}"
+    return replace(hint, confidence=confidence, title=title)
+
+
+def _capped(found: list[Found]) -> list[Found]:
+    """No hint claims more than the hint that explains it."""
+    savings: dict[str, int] = {}
+    for rule, hint in found:
+        if hint.saving is not None:
+            savings[rule.id] = max(savings.get(rule.id, 0), hint.saving)
+    return [(rule, _cap(hint, savings)) for rule, hint in found]
+
+
+def _cap(hint: Hint, savings: dict[str, int]) -> Hint:
+    causes = [savings[id] for id in hint.explained_by if id in savings]
+    if not causes or hint.saving is None:
+        return hint
+    return replace(hint, saving_ns=min(hint.saving, max(causes)))
+
+
+def _without_false_blame(found: list[Found], case: Case) -> list[Found]:
+    """Leave out device efficiency where an earlier class explains more and nothing says so."""
+    explained = max((case.time_of(*parts) for parts in EARLIER.values()), default=0)
+    earlier = max((hint.saving or 0 for rule, hint in found if rule.stage < Stage.DATA), default=0)
+    kept: list[Found] = []
+    for rule, hint in found:
+        saving = hint.saving or 0
+        overshadowed = saving <= explained and saving > earlier
+        if rule.stage is Stage.DEVICE and overshadowed:
+            continue
+        kept.append((rule, hint))
+    return kept
+
+
+def _order(found: Found) -> tuple[bool, int, bool, int, str]:
+    """The largest saving first, unknown ones last; of equal ones the cause before its effect."""
+    rule, hint = found
+    saving = hint.saving
+    return (saving is None, -(saving or 0), bool(hint.explained_by), rule.stage, rule.id)
+
+
+def _row(rule: Rule, hint: Hint, case: Case) -> dict[str, Any]:
+    charge = hint.charge
+    return {
+        "id": rule.id,
+        "title": hint.title,
+        "class": rule.class_,
+        "confidence": hint.confidence,
+        "share": charge.share,
+        "saving_ns": hint.saving,
+        "evidence": dict(_evidence(rule, hint, case)),
+        "requests": list(charge.requests[:MOST_REQUESTS]),
+        "window": _window(hint, case),
+        "advice": advice(rule.id, case.engine, hint.advice),
+    }
+
+
+def _evidence(rule: Rule, hint: Hint, case: Case) -> Iterator[tuple[str, Any]]:
+    """The numbers compared, and all that is needed to judge them."""
+    yield "rule", rule.name
+    yield from hint.numbers.items()
+    yield "charged_ns", hint.charge.ns
+    yield "of_ns", hint.charge.total
+    yield "population", hint.charge.population or "the whole trace"
+    limits = case.limits(rule.id)
+    if limits:
+        yield "thresholds", ", ".join(f"{name} {value:g}" for name, value in limits.items())
+    if hint.explained_by:
+        yield "explained_by", ", ".join(hint.explained_by)
+    yield "disproved_by", rule.disproof
+    blurred = [text for id, text in case.failed.items() if id in ("G4", "G5", "G6")]
+    if blurred and rule.stage is not Stage.GATE:
+        yield "data", "; ".join(blurred)
+
+
+def _window(hint: Hint, case: Case) -> dict[str, int] | None:
+    """From when to when the hint was seen; of nothing narrower, the whole trace."""
+    charge, window = hint.charge, case.summary["window"]
+    if charge.start is None or charge.end is None:
+        return {"start_ns": window["start_ns"], "end_ns": window["end_ns"]}
+    return {"start_ns": charge.start, "end_ns": charge.end}

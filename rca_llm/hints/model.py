@@ -1,0 +1,119 @@
+"""What a rule is and what it says: stages, charges, hints, and the one list of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rca_llm.hints.case import Case
+
+Confidence = Literal["high", "medium", "low"]
+"""High: direct evidence of the cause. Medium: the symptom, and alternatives excluded. Low: the
+symptom alone."""
+
+LOWERED: Mapping[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
+"""One step less sure."""
+
+
+class Stage(IntEnum):
+    """The order of exclusion: what an earlier stage explains, a later one must not claim."""
+
+    GATE = 0
+    CLIENT = 1
+    QUEUE = 2
+    PEER = 3
+    HOST = 4
+    LAUNCH = 5
+    DATA = 6
+    DEVICE = 7
+    SYMPTOM = 8
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Latency that a cause is charged with: `ns` out of `total`, the time of the requests it touched.
+
+    Where a trace has no requests, `total` is the span of the rank that lost most.
+    """
+
+    ns: int
+    total: int
+    requests: tuple[str, ...] = ()
+    start: int | None = None
+    end: int | None = None
+    population: str = ""
+
+    @property
+    def share(self) -> float | None:
+        """The fraction of the time judged, None of nothing."""
+        return min(self.ns / self.total, 1.0) if self.total > 0 else None
+
+
+@dataclass(frozen=True)
+class Hint:
+    """One finding of a rule; the rest of its row follows from the rule itself."""
+
+    title: str
+    confidence: Confidence
+    charge: Charge
+    numbers: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    saving_ns: int | None = None
+    """None: what is charged. Use `unjudged` where nobody can say."""
+    unjudged: bool = False
+    explained_by: tuple[str, ...] = ()
+    """Rules whose hint, if given, is the cause of this one."""
+    advice: str | None = None
+    """More than the advice that stands in `advice.toml`."""
+
+    @property
+    def saving(self) -> int | None:
+        """What removing the cause would save, ns."""
+        if self.unjudged:
+            return None
+        return self.charge.ns if self.saving_ns is None else self.saving_ns
+
+
+Result = Hint | Sequence[Hint] | None
+Function = Callable[["Case"], "Hint | Sequence[Hint] | None"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of the catalogue: who it is, where it stands, and the function that decides."""
+
+    id: str
+    name: str
+    class_: str
+    stage: Stage
+    function: Function
+    idle: bool = False
+    """Reads idle time: silent while device work was lost (gate G2)."""
+    peers: bool = False
+    """Compares ranks: silent while some were not traced (gate G1)."""
+    disproof: str = ""
+
+
+RULES: list[Rule] = []
+"""All rules, gates included, in the order in which their modules register them."""
+
+
+def rule(
+    id: str,
+    name: str,
+    class_: str,
+    stage: Stage,
+    *,
+    disproof: str,
+    idle: bool = False,
+    peers: bool = False,
+) -> Callable[[Function], Function]:
+    """Register a function as a rule; `disproof` says what would show that its hint is wrong."""
+
+    def register(function: Function) -> Function:
+        RULES.append(Rule(id, name, class_, stage, function, idle, peers, disproof))
+        return function
+
+    return register

@@ -1,0 +1,274 @@
+"""What rules read from the records of a job: steps, spans, samples and thread states."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rca_llm import intervals
+from rca_llm.attribute.job import Member
+from rca_llm.attribute.links import among
+from rca_llm.attribute.partition import Recording
+from rca_llm.attribute.requests import Life
+from rca_llm.hints.case import Case, Spans, over
+from rca_llm.hints.model import Charge
+from rca_llm.table import UNKNOWN, Array, Ints, Mask, Table, known
+
+NO_SPANS: Spans = (np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True)
+class Span:
+    """A host span: where it was recorded, what it is called, when it ran."""
+
+    recording: Recording
+    name: str
+    process: int
+    thread: int
+    start: int
+    end: int
+    request: str | None
+
+    @property
+    def ns(self) -> int:
+        """How long it lasted."""
+        return self.end - self.start
+
+
+def spans_of(case: Case, *kinds: str) -> list[Span]:
+    """The spans of some kinds, by recording and start."""
+    return [
+        Span(
+            recording,
+            recording.timeline.strings[int(table["name"][row])],
+            int(table["process"][row]),
+            int(table["thread"][row]),
+            int(table["start"][row]),
+            int(table["end"][row]),
+            recording.timeline.text(int(table["request"][row])),
+        )
+        for recording in case.job.recordings
+        for table in [case.spans(recording, *kinds)]
+        for row in range(len(table))
+    ]
+
+
+def as_spans(found: Sequence[Span]) -> Spans:
+    """The times of some spans."""
+    return (
+        np.array([span.start for span in found], np.int64),
+        np.array([span.end for span in found], np.int64),
+    )
+
+
+def joined(several: Sequence[Spans]) -> Spans:
+    """Several sets of times as one."""
+    if not several:
+        return NO_SPANS
+    return (
+        np.concatenate([start for start, _ in several]),
+        np.concatenate([end for _, end in several]),
+    )
+
+
+def spans_named(case: Case, pattern: re.Pattern[str]) -> Spans:
+    """The times of all ranges whose name a pattern finds."""
+    found: list[Spans] = []
+    for recording in case.job.recordings:
+        ranges = recording.timeline["ranges"]
+        rows = named_rows(recording, ranges, pattern)
+        found.append((ranges["start"][rows], ranges["end"][rows]))
+    return joined(found)
+
+
+def named_rows(recording: Recording, table: Table, pattern: re.Pattern[str]) -> Ints:
+    """The rows of a table whose name a pattern finds, and that have a time."""
+    strings = recording.timeline.strings
+    used = [int(code) for code in np.unique(table["name"]) if code >= 0]
+    wanted = [code for code in used if pattern.search(strings[code])]
+    hit = np.isin(table["name"], wanted)
+    return np.flatnonzero(hit & known(table["start"]) & known(table["end"]))
+
+
+def of_life(case: Case, life: Life) -> Recording | None:
+    """The recording that tells of a request's steps, else the first that tells of it at all."""
+    knows = [r for r in case.job.recordings if r.timeline.strings.find(life.request.id) >= 0]
+    with_steps = [r for r in knows if len(r.steps)]
+    return next(iter(with_steps or knows), None)
+
+
+def rank_of(case: Case, process: int, recording: Recording) -> int | None:
+    """The number of the rank that a process belongs to."""
+    for own, partition in case.job.ranks:
+        if own is recording and process in partition.rank.processes:
+            return partition.rank.number
+    return recording.timeline.header.rank
+
+
+def step_spans(case: Case) -> Spans:
+    """The union of the steps of all ranks."""
+    found = [_steps_of(member) for member in case.job.ranks]
+    return intervals.union(*joined(found))
+
+
+def _steps_of(member: Member) -> Spans:
+    recording, partition = member
+    return recording.steps.start[partition.steps], partition.step_end[partition.steps]
+
+
+def step_time(case: Case) -> int:
+    """How long any step ran, ns; the whole window where there are no steps."""
+    start, end = step_spans(case)
+    if len(start):
+        return int((end - start).sum())
+    return max((partition.rank.span for _, partition in case.job.ranks), default=0)
+
+
+def step_count(case: Case) -> int:
+    """How many steps the rank with most steps made, at least 1."""
+    return max((len(partition.steps) for _, partition in case.job.ranks), default=1) or 1
+
+
+def recomputed(case: Case) -> tuple[int, int, dict[str, int]]:
+    """Tokens computed again, all tokens computed, and the repeats of every request."""
+    lost: Counter[str] = Counter()
+    whole = 0
+    for recording in _with_batches(case):
+        batch, strings = recording.steps.batch, recording.timeline.strings
+        tokens = np.where(known(batch["tokens"]), batch["tokens"], 0)
+        whole += int(tokens.sum())
+        for life in case.lives:
+            lost[life.request.id] += _repeats(recording, batch, tokens, strings.find, life)
+    return sum(lost.values()), whole, {id: n for id, n in lost.items() if n}
+
+
+def _with_batches(case: Case) -> Iterator[Recording]:
+    """Recordings that list the requests of their steps; of ranks that tell the same, one."""
+    seen: set[tuple[int, ...]] = set()
+    for recording in case.job.recordings:
+        key = (len(recording.steps), *recording.steps.id[:1].tolist())
+        if len(recording.steps.batch) and key not in seen:
+            seen.add(key)
+            yield recording
+
+
+def _repeats(recording: Recording, batch: Table, tokens: Ints, find: object, life: Life) -> int:
+    """The tokens that a request computes again: told so, or prefilled after a preemption."""
+    strings = recording.timeline.strings
+    mine = batch["request"] == strings.find(life.request.id)
+    again = mine & (batch["phase"] == strings.find("recompute"))
+    if life.request.preempted:
+        since = life.request.preempted[0][0]
+        begun = np.append(recording.steps.start, UNKNOWN)[batch["step"]]
+        again |= mine & (batch["phase"] == strings.find("prefill")) & (begun >= since)
+    return int(tokens[again & (batch["phase"] >= 0)].sum())
+
+
+def accepted_length(case: Case) -> float | None:
+    """Tokens a request gains per decode step that verifies several; None without speculation."""
+    rows = gained = 0
+    for recording in _with_batches(case):
+        batch, strings = recording.steps.batch, recording.timeline.strings
+        decode = batch["phase"] == strings.find("decode")
+        if not (decode & (batch["tokens"] > 1)).any():
+            continue
+        for life in case.lives:
+            mine = decode & (batch["request"] == strings.find(life.request.id))
+            if mine.any() and len(life.request.tokens) > 1:
+                rows += int(mine.sum())
+                gained += len(life.request.tokens) - 1
+    return gained / rows if rows else None
+
+
+def samples(case: Case, metric: str, device: int | None = None) -> list[tuple[int, float]]:
+    """The values of a metric by time, over all recordings."""
+    found: list[tuple[int, float]] = []
+    for recording in case.job.recordings:
+        table = recording.timeline["samples"]
+        rows = np.flatnonzero(_of_metric(recording, table, metric))
+        if device is not None:
+            rows = rows[table["device"][rows] == device]
+        found += zip(table["t"][rows].tolist(), table["value"][rows].tolist(), strict=True)
+    return sorted(found)
+
+
+def _of_metric(recording: Recording, table: Table, metric: str) -> Mask:
+    code = recording.timeline.strings.find(metric)
+    return (table["metric"] == code) & (code >= 0) & known(table["t"]) & ~np.isnan(table["value"])
+
+
+def highest_sample(case: Case, metric: str) -> float | None:
+    """The largest value of a metric, None where it was not sampled."""
+    return max((value for _, value in samples(case, metric)), default=None)
+
+
+def network_spans(case: Case) -> list[Span]:
+    """Network spans that name their request."""
+    return [span for span in spans_of(case, "network") if span.request is not None]
+
+
+def own_spans_charge(
+    case: Case, found: Sequence[Span], *, after_first: bool = False
+) -> Charge:
+    """What spans that name their request take of its time to first token, or of the rest."""
+    by_request: dict[str, list[Span]] = {}
+    for span in found:
+        by_request.setdefault(span.request or "", []).append(span)
+    rows: list[tuple[Life, int, int | None, int | None]] = []
+    total = 0
+    for life in case.lives:
+        window = _window_of(life, after_first=after_first)
+        own = by_request.get(life.request.id)
+        if own and window:
+            ns = intervals.common(intervals.union(*as_spans(own)), window)
+            rows.append((life, ns, own[0].start, own[-1].end))
+            total += int((window[1] - window[0]).sum())
+    charge = over([row for row in rows if row[1]])
+    return Charge(charge.ns, total, charge.requests, charge.start, charge.end, charge.population)
+
+
+def _window_of(life: Life, *, after_first: bool) -> Spans | None:
+    request = life.request
+    if request.arrival is None or not len(life.pieces):
+        return None
+    begin = request.first_token if after_first else request.arrival
+    if begin is None:
+        return None
+    return np.array([begin], np.int64), np.array([int(life.pieces.end[-1])], np.int64)
+
+
+def state_spans(
+    recording: Recording, process: int, thread: int, states: Sequence[str]
+) -> Spans | None:
+    """When a thread was in some states; None where its states were not recorded."""
+    table, strings = recording.timeline["states"], recording.timeline.strings
+    mine = (table["process"] == process) & (table["thread"] == thread)
+    if not mine.any():
+        return None
+    wanted = [code for code in map(strings.find, states) if code >= 0]
+    rows = mine & among(table["state"], wanted)
+    return intervals.union(table["start"][rows], table["end"][rows])
+
+
+def state_share(case: Case, found: Sequence[Span], *states: str) -> float | None:
+    """The fraction of some spans that their threads were in some states; None where not known."""
+    spent = judged = 0
+    groups: dict[tuple[int, int, int], list[Span]] = {}
+    for span in found:
+        groups.setdefault((id(span.recording), span.process, span.thread), []).append(span)
+    for (_, process, thread), own in groups.items():
+        there = state_spans(own[0].recording, process, thread, states)
+        if there is not None:
+            spans = intervals.union(*as_spans(own))
+            judged += int((spans[1] - spans[0]).sum())
+            spent += intervals.common(spans, there)
+    return spent / judged if judged else None
+
+
+def median(values: Array) -> float | None:
+    """The middle of some values, None of none."""
+    return float(np.median(values)) if len(values) else None

@@ -1,0 +1,44 @@
+"""Numbers in the sentences of hints: four significant digits and a unit."""
+
+from __future__ import annotations
+
+_TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
+_SIZES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def time(ns: float) -> str:
+    """A time in the unit that suits it."""
+    return _scaled(ns, _TIMES, "ns")
+
+
+def size(count: float) -> str:
+    """A number of bytes in powers of ten."""
+    return _scaled(count, _SIZES, "B")
+
+
+def rate(bytes_s: float) -> str:
+    """Bytes a second."""
+    return f"{size(bytes_s)}/s"
+
+
+def percent(fraction: float) -> str:
+    """A fraction in percent."""
+    return f"{fraction * 100:.3g} %"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count and its noun."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def name(text: str, most: int = 60) -> str:
+    """A name from a trace, cut and without control characters."""
+    clean = "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+    return clean if len(clean) <= most else clean[: most - 1] + "…"
+
+
+def _scaled(value: float, scale: tuple[tuple[int, str], ...], least: str) -> str:
+    for factor, unit in scale:
+        if abs(value) >= factor:
+            return f"{value / factor:.4g} {unit}"
+    return f"{value:.4g} {least}"
