@@ -333,6 +333,28 @@ def test_a_list_of_events_is_a_trace_too(tmp_path: Path) -> None:
     assert findings(timeline) == {}
 
 
+@pytest.mark.parametrize("args", ["null", "[1]", '"text"', "5"])
+def test_arguments_that_are_no_object_say_nothing(tmp_path: Path, args: str) -> None:
+    work = event("kernel", "k", "10", pid=2, tid=7).replace('"args": {}', f'"args": {args}')
+    call = api(ts="5").replace('{"correlation": 1}', args)
+    timeline = read(tmp_path, document(kernel(), work, call))
+    assert timeline["gpu"]["device"].tolist() == [0, 2]
+    assert timeline["api"]["correlation"].tolist() == [UNKNOWN]
+
+
+def test_an_indented_file(tmp_path: Path) -> None:
+    data = json.loads(document(kernel(), kernel(correlation=2), api()))
+    timeline = read(tmp_path, json.dumps(data, indent=4).encode())
+    assert len(timeline["gpu"]) == 2
+    assert findings(timeline) == {}
+
+
+def test_times_out_of_range_are_unknown(tmp_path: Path) -> None:
+    timeline = read(tmp_path, document(kernel(ts="9" * 16), kernel(ts="1", dur="9" * 30)))
+    assert timeline["gpu"]["start"].tolist() == [UNKNOWN, BASE + 1000]
+    assert timeline["gpu"]["end"].tolist() == [UNKNOWN, UNKNOWN]
+
+
 @pytest.mark.parametrize("data", [b"[]", b'{"traceEvents": []}', b'{"schemaVersion": 1, "traceEv'])
 def test_a_file_without_events_is_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(UnreadableInput, match=r"trace\.json: byte \d+: expected .* found none"):

@@ -75,12 +75,18 @@ def source(path: str | os.PathLike[str]) -> Source:
 
 def entries(directory: str) -> list[str]:
     """The paths in a directory, hidden ones left out, in the order of their names."""
-    if is_url(directory):
-        system, root = _filesystem(directory)
-        found = [system.unstrip_protocol(name) for name in system.ls(root, detail=False)]
-    else:
-        found = [os.path.join(directory, name) for name in os.listdir(directory)]
+    try:
+        found = _listed(directory)
+    except OSError as error:
+        raise RcaError(f"{directory}: cannot be listed: {error}") from None
     return sorted(path for path in found if not path.rstrip("/").rsplit("/", 1)[-1].startswith("."))
+
+
+def _listed(directory: str) -> list[str]:
+    if not is_url(directory):
+        return [os.path.join(directory, name) for name in os.listdir(directory)]
+    system, root = _filesystem(directory)
+    return [str(system.unstrip_protocol(name)) for name in system.ls(root, detail=False)]
 
 
 class _Decoder(Protocol):

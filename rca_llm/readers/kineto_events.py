@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -41,6 +41,12 @@ RANGE_DOMAINS = {
 
 COMMS = "record_param_comms"
 """The name of the range in which torch.distributed describes a collective."""
+
+_NAMING = ("process_name", "process_labels", "thread_name")
+"""The metadata events that are read."""
+
+_LATEST = 1 << 62
+"""Times from this one on (the year 2116) are none; sums of two below it fit 64 bits."""
 
 _NO_ARGS = msgspec.Raw(b"{}")
 
@@ -116,26 +122,47 @@ class NameArgs(msgspec.Struct):
     labels: Any = None
 
 
+T = TypeVar("T")
+
+
 def _decoder(kind: Any) -> Callable[[bytes], Any]:
     return msgspec.json.Decoder(kind, float_hook=str).decode
 
 
+def _args_decoder(kind: type[T]) -> Callable[[Sequence[Event]], list[T]]:
+    """What decodes the arguments of events; those that are no object say nothing."""
+    decode_all, decode_one = _decoder(list[kind]), _decoder(kind)  # type: ignore[valid-type]
+
+    def one(event: Event) -> T:
+        try:
+            return cast(T, decode_one(event.args))
+        except msgspec.MsgspecError:
+            return kind()
+
+    def decode(events: Sequence[Event]) -> list[T]:
+        try:  # as one list, which is faster than one by one
+            return cast(list[T], decode_all(b"[" + b",".join([e.args for e in events]) + b"]"))
+        except msgspec.MsgspecError:
+            return list(map(one, events))
+
+    return decode
+
+
 decode_events: Callable[[bytes], list[Event]] = _decoder(list[Event])
 decode_flows: Callable[[bytes], list[Flow]] = _decoder(list[Flow])
-_decode_event = _decoder(Event)
-_decode_gpu = _decoder(list[GpuArgs])
-_decode_api = _decoder(list[ApiArgs])
 decode_comm: Callable[[bytes], CommArgs] = _decoder(CommArgs)
-_decode_external = _decoder(_External)
-_decode_name = _decoder(NameArgs)
+_decode_event = _decoder(Event)
+_gpu_args = _args_decoder(GpuArgs)
+_api_args = _args_decoder(ApiArgs)
+_comm_args = _args_decoder(CommArgs)
+_externals = _args_decoder(_External)
+_name_args = _args_decoder(NameArgs)
 
 
 def valid_event(text: bytes) -> bool:
     """Whether a text is one event that can be read."""
     try:
-        event: Event = _decode_event(text)
-        _decode_gpu(_args([event]))
-        decode_comm(event.args)
+        _decode_event(text)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return False
     return True
@@ -204,7 +231,8 @@ def _spans(events: Sequence[Event], texts: Texts) -> Columns:
     """Start, end and name; a time of 0 is none."""
     start = nanoseconds([event.ts for event in events])
     length = nanoseconds([event.dur for event in events])
-    start[start == 0] = UNKNOWN
+    start[(start == 0) | (start <= -_LATEST) | (start >= _LATEST)] = UNKNOWN
+    length[(length <= -_LATEST) | (length >= _LATEST)] = UNKNOWN
     end = np.where((start == UNKNOWN) | (length == UNKNOWN), UNKNOWN, start + length)
     return {"start": start, "end": end, "name": texts.codes([event.name for event in events])}
 
@@ -218,7 +246,7 @@ def _ranges(events: Sequence[Event], domain: str, texts: Texts) -> Columns:
 
 
 def _api(events: Sequence[Event], texts: Texts) -> Columns:
-    args: list[ApiArgs] = _decode_api(_args(events))
+    args = _api_args(events)
     return _spans(events, texts) | {
         "process": ints([event.pid for event in events]),
         "thread": ints([event.tid for event in events]),
@@ -226,17 +254,12 @@ def _api(events: Sequence[Event], texts: Texts) -> Columns:
     }
 
 
-def _args(events: Sequence[Event]) -> bytes:
-    """The arguments of all events as one JSON list, which decodes faster than each alone."""
-    return b"[" + b",".join([event.args for event in events]) + b"]"
-
-
 _GPU_INTS = ("stream", "correlation", "graph_node", "bytes", "external")
 _GPU_SMALLS = ("device", "registers", "shared")
 
 
 def _gpu(events: Sequence[Event], kind: int, texts: Texts) -> Columns:
-    args: list[GpuArgs] = _decode_gpu(_args(events))
+    args = _gpu_args(events)
     columns = _spans(events, texts)
     columns["kind"] = np.full(len(events), kind, np.int32)
     columns |= {name: ints(list(map(attrgetter(name), args))) for name in _GPU_INTS}
@@ -245,9 +268,8 @@ def _gpu(events: Sequence[Event], kind: int, texts: Texts) -> Columns:
     columns |= _sizes("block", [arg.block for arg in args])
     columns["direction"] = texts.codes([str(arg.kind or "") for arg in args])
     columns["said"] = np.full(len(events), NO_TEXT, np.int32)
-    for row, arg in enumerate(args):
-        if arg.collective is not None:
-            columns["said"][row] = _said(events[row], texts)
+    rows = [row for row, arg in enumerate(args) if arg.collective is not None]
+    columns["said"][rows] = _said([events[row] for row in rows], texts)
     _fill_tracks(columns, events)
     return columns
 
@@ -282,21 +304,21 @@ def _comms(events: Sequence[Event], texts: Texts) -> list[Columns]:
     described = [event for event in events if event.name == COMMS]
     if not described:
         return []
-    ids = [_decode_external(event.args).external for event in described]
-    said = np.array([_said(event, texts) for event in described], np.int32)
-    return [{"external": ints(ids), "said": said}]
+    ids = ints([args.external for args in _externals(described)])
+    return [{"external": ids, "said": _said(described, texts)}]
 
 
-def _said(event: Event, texts: Texts) -> int:
-    """The code of what an event says of a collective, as JSON; `NO_TEXT` where it names none."""
-    args = decode_comm(event.args)
-    return NO_TEXT if args.op is None else texts[msgspec.json.encode(args).decode()]
+def _said(events: Sequence[Event], texts: Texts) -> Array:
+    """The code of what each event says of a collective, as JSON; `NO_TEXT` where it names none."""
+    codes = [
+        NO_TEXT if args.op is None else texts[msgspec.json.encode(args).decode()]
+        for args in _comm_args(events)
+    ]
+    return np.array(codes, np.int32)
 
 
 def _note_names(events: Sequence[Event], batch: Batch) -> None:
-    for event in events:
-        if event.name in ("process_name", "thread_name", "process_labels"):
-            args: NameArgs = _decode_name(event.args)
-            batch.names.append(
-                (str(event.name), event.pid, event.tid, str(args.name or args.labels or ""))
-            )
+    named = [event for event in events if event.name in _NAMING]
+    for event, args in zip(named, _name_args(named), strict=True):
+        text = str(args.name or args.labels or "")
+        batch.names.append((str(event.name), event.pid, event.tid, text))
