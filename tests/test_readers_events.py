@@ -25,6 +25,7 @@ from rca_llm.trace import COPY_KINDS, GRAPH, KERNEL, MEMCPY, MEMORY_KINDS, TABLE
 UTC = 1_700_000_000_000_000_000
 HEADER = {"type": "header", "schema": "rca-llm/events/1", "clock": "utc", "rank": 0}
 GPU = {"type": "gpu", "kind": "kernel", "start": UTC, "end": UTC + 5, "name": "k", "pid": 1}
+OTHER = GPU | {"name": "other"}
 
 
 def lines(*records: dict[str, Any]) -> bytes:
@@ -195,6 +196,12 @@ def test_order_changes_nothing(tmp_path: Path) -> None:
         assert sorted(map(str, rows(plain, table))) == sorted(map(str, rows(other, table)))
 
 
+def test_records_that_came_twice(tmp_path: Path) -> None:
+    timeline = read(written(tmp_path / "e", GPU, OTHER, GPU, GPU | {"stream": 1}))
+    assert len(timeline["gpu"]) == 3
+    assert findings(timeline) == {"duplicate_records": 1}
+
+
 def test_unknown_keys_and_types(tmp_path: Path) -> None:
     timeline = read(
         written(tmp_path / "e", GPU | {"mood": "good", "type ": 1}, {"type": "weather", "t": 1})
@@ -219,7 +226,7 @@ def test_unknown_keys_and_types(tmp_path: Path) -> None:
     ],
 )
 def test_times_of_other_types(tmp_path: Path, given: Any, expected: int, repaired: int) -> None:
-    timeline = read(written(tmp_path / "e", GPU, GPU | {"start": given}))
+    timeline = read(written(tmp_path / "e", GPU, OTHER | {"start": given}))
     assert timeline["gpu"]["start"].tolist() == [UTC, expected]
     assert findings(timeline).get("repaired", 0) == repaired
 
@@ -256,7 +263,7 @@ def test_a_missing_header(tmp_path: Path) -> None:
 )
 def test_damaged_text(tmp_path: Path, damaged: bytes, code: str) -> None:
     path = tmp_path / "e"
-    path.write_bytes(lines(HEADER, GPU) + damaged + b"\n" + lines(GPU))
+    path.write_bytes(lines(HEADER, GPU) + damaged + b"\n" + lines(OTHER))
     timeline = read(path)
     assert len(timeline["gpu"]) == 3
     assert findings(timeline) == {code: 1}
@@ -266,7 +273,7 @@ def test_damaged_text(tmp_path: Path, damaged: bytes, code: str) -> None:
 @pytest.mark.parametrize("line", [b'{"type":"gpu","name":"a"b"}', b"}{", b"[1]", b"7", b"\xff" * 9])
 def test_lines_that_cannot_be_mended_cost_only_themselves(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "e"
-    path.write_bytes(lines(HEADER, GPU) + line + b"\n\n" + lines(GPU))
+    path.write_bytes(lines(HEADER, GPU) + line + b"\n\n" + lines(OTHER))
     timeline = read(path)
     assert len(timeline["gpu"]) == 2
     assert findings(timeline) == {"bad_text": 1}
@@ -288,7 +295,7 @@ def test_a_last_line_without_its_end_is_whole(tmp_path: Path) -> None:
 
 
 def test_compressed(tmp_path: Path) -> None:
-    content = lines(HEADER, *[GPU] * 5000)
+    content = lines(HEADER, *(GPU | {"end": UTC + n} for n in range(5000)))
     for name, packed in (("a", gzip.compress(content)), ("b", zstandard.compress(content))):
         (tmp_path / name).write_bytes(packed)
         assert len(read(tmp_path / name)["gpu"]) == 5000
@@ -305,7 +312,7 @@ def test_a_cut_gzip(tmp_path: Path) -> None:
 
 def test_lines_longer_than_a_block(tmp_path: Path) -> None:
     long = {"type": "request", "id": "A", "arrival": 1, "token_times": [UTC] * 400_000}
-    timeline = read(written(tmp_path / "e", GPU, long, GPU))
+    timeline = read(written(tmp_path / "e", GPU, long, OTHER))
     assert (len(timeline["gpu"]), len(timeline["tokens"])) == (2, 400_000)
 
 

@@ -531,3 +531,22 @@ def test_nothing_is_left_in_the_temporary_folder(
     read(packed)
     assert not list(folder.iterdir())
     shutil.rmtree(folder)
+
+
+def test_records_that_came_twice(tmp_path: Path) -> None:
+    export = busy()
+    export.kernel("void gemm<float>", 100, 200, 5)
+    export.kernel("void gemm<float>", 100, 200, 5, graphNodeId=4)
+    timeline = read(export.write(tmp_path / "a"))
+    assert len(timeline["gpu"]) == 3
+    assert findings(timeline) == {"duplicate_records": 1}
+
+
+def test_host_records_without_times(tmp_path: Path) -> None:
+    export = busy()
+    export.add("CUPTI_ACTIVITY_KIND_RUNTIME", end=5, globalTid=global_id(PID, TID))
+    export.add("CUPTI_ACTIVITY_KIND_RUNTIME", start=9, end=5, globalTid=global_id(PID, TID))
+    timeline = read(export.write(tmp_path / "a"))
+    assert timeline["api"]["start"].tolist() == [UTC + 50, UTC + 9]
+    assert timeline["api"]["end"].tolist() == [UTC + 60, UTC + 9]
+    assert findings(timeline) == {"no_timestamp": 1, "negative_duration": 1}

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rca_llm.readers.closing import close_ranges
 from rca_llm.readers.events_values import Values, as_dict, as_list
-from rca_llm.table import Mask, Table, concat, known
+from rca_llm.readers.mending import mend
+from rca_llm.table import Table, concat, known
 from rca_llm.trace import (
     COPY_KINDS,
     GRAPH,
@@ -58,10 +58,9 @@ _KEYS = {"process": "pid", "thread": "tid"}
 _GPU_KINDS = {"kernel": KERNEL, "memcpy": MEMCPY, "memset": MEMSET, "graph": GRAPH}
 _AXES = ("x", "y", "z")
 
-_SPANS = ("api", "ranges", "steps", "states", "collectives")
-"""Tables whose rows last from a start to an end."""
+_EVENTS = ("gpu", "api", "ranges", "collectives", "requests", "steps", "states", "marks", "samples")
+"""The tables whose rows count as events."""
 
-_EVENTS = (*_SPANS, "gpu", "requests", "marks", "samples")
 _UTC_SINCE = 10**18
 """Nanoseconds that no monotonic clock shows, 31 years; UTC has since 2001."""
 
@@ -101,8 +100,7 @@ class Builder:
         for type, count in self._unknown.items():
             timeline.note("dropped_records", count, f"type {type!r}", "unknown type; left out")
         self._settle_clock()
-        _mend_times(timeline)
-        close_ranges(timeline)
+        mend(timeline)
         events = sum(len(timeline[name]) for name in _EVENTS)
         header, path = timeline.header, timeline.input.path
         timeline.input = Input(path, "events", header.engine, None, header.rank, events)
@@ -271,30 +269,3 @@ def _first_time(timeline: Timeline) -> int | None:
     ]
     every = np.concatenate([np.empty(0, np.int64), *times])
     return int(every.min()) if len(every) else None
-
-
-def _mend_times(timeline: Timeline) -> None:
-    """Leave out host records without a start, and let none end before it starts."""
-    for name in _SPANS:
-        table = timeline[name]
-        timed = known(table["start"])
-        timeline.note("no_timestamp", int((~timed).sum()), name, "no start; left out")
-        if name == "steps" and not timed.all():
-            _renumber(timeline, timed)
-        table = table.take(timed)
-        start, end = table["start"], table["end"]
-        open_ended = ~known(end)
-        backwards = ~open_ended & (end < start)
-        timeline.note("negative_duration", int(backwards.sum()), name, "taken as instants")
-        if name != "ranges":
-            timeline.note("no_timestamp", int(open_ended.sum()), name, "no end; taken as instants")
-            backwards |= open_ended
-        timeline.tables[name] = table.with_columns(end=np.where(backwards, start, end))
-
-
-def _renumber(timeline: Timeline, kept: Mask) -> None:
-    """Let the rows of `batch` point to their steps once some steps are left out."""
-    batch = timeline["batch"]
-    places = np.where(kept, np.cumsum(kept) - 1, -1)[batch["step"]]
-    batch = batch.with_columns(step=places)
-    timeline.tables["batch"] = batch.take(places >= 0)

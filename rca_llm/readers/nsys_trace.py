@@ -6,7 +6,7 @@ import numpy as np
 
 from rca_llm.errors import UnreadableInput
 from rca_llm.readers import nsys_device, nsys_host, nsys_nvtx, nsys_session
-from rca_llm.readers.closing import close_ranges
+from rca_llm.readers.mending import mend
 from rca_llm.readers.nsys_store import Export, Tables
 from rca_llm.table import UNKNOWN, Array, Ints, known
 from rca_llm.trace import Header, Input, Timeline, Trace
@@ -70,7 +70,7 @@ def _describe(path: str, export: Export, timeline: Timeline) -> None:
 def _complete(timeline: Timeline) -> None:
     """Fill in what follows from other tables, and keep only the threads that did something."""
     _find_processes(timeline)
-    close_ranges(timeline, "NVTX_EVENTS")
+    mend(timeline)
     active = _active(timeline)
     for table in ("states", "threads", "processes"):
         rows = timeline[table]

@@ -1,0 +1,97 @@
+"""Mending of what recorders leave behind: open ranges, missing times, records that came twice."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rca_llm.readers.kineto_device import without_duplicates
+from rca_llm.table import UNKNOWN, Mask, Table, known
+from rca_llm.trace import GPU, Timeline
+
+_SPANS = ("api", "ranges", "steps", "states", "collectives")
+"""Tables of the host whose rows last from a start to an end."""
+
+_POINTS = ("marks", "tokens", "samples")
+_TIMED = ("gpu", "api", "ranges", "steps")
+
+
+def mend(timeline: Timeline) -> None:
+    """Bring the tables into a state that analysis can rely on, noting every change.
+
+    Afterwards host records have a start, and an end that is not before it. Device records are
+    repaired later, since they need more than their own times.
+    """
+    _drop_duplicates(timeline)
+    for name in _SPANS:
+        _mend_spans(timeline, name)
+    for name in _POINTS:
+        rows = timeline[name]
+        timeline.tables[name] = _timed(timeline, name, rows, known(rows["t"]))
+    _close_ranges(timeline)
+
+
+def _drop_duplicates(timeline: Timeline) -> None:
+    columns, copies = without_duplicates(
+        timeline["gpu"].known | {"start": timeline["gpu"]["start"]}
+    )
+    timeline.note("duplicate_records", copies, "gpu", "device records that occur twice, once kept")
+    if copies:
+        timeline.tables["gpu"] = Table(GPU, columns)
+
+
+def _mend_spans(timeline: Timeline, name: str) -> None:
+    """Leave out records without a start, and let none end before it starts."""
+    if name == "steps":
+        _renumber(timeline, known(timeline["steps"]["start"]))
+    table = timeline[name]
+    table = _timed(timeline, name, table, known(table["start"]))
+    start, end = table["start"], table["end"]
+    instants = known(end) & (end < start)
+    timeline.note("negative_duration", int(instants.sum()), name, "taken as instants")
+    if name != "ranges":
+        timeline.note("no_timestamp", int((~known(end)).sum()), name, "no end; taken as instants")
+        instants |= ~known(end)
+    if np.any(instants):
+        table = table.with_columns(end=np.where(instants, start, end))
+    timeline.tables[name] = table
+
+
+def _timed(timeline: Timeline, name: str, table: Table, timed: Mask) -> Table:
+    """The rows that have a time."""
+    if timed.all():
+        return table
+    timeline.note("no_timestamp", int((~timed).sum()), name, "no start; left out")
+    return table.take(timed)
+
+
+def _renumber(timeline: Timeline, kept: Mask) -> None:
+    """Let the rows of `batch` point to their steps once some steps are left out."""
+    if not kept.all():
+        batch = timeline["batch"]
+        batch = batch.with_columns(step=np.where(kept, np.cumsum(kept) - 1, -1)[batch["step"]])
+        timeline.tables["batch"] = batch.take(batch["step"] >= 0)
+
+
+def _close_ranges(timeline: Timeline) -> None:
+    """Let ranges that were never closed end with the last record of their process."""
+    ranges = timeline["ranges"]
+    rows = np.flatnonzero(~known(ranges["end"]))
+    if not len(rows):
+        return
+    end = np.array(ranges["end"])
+    for process in np.unique(ranges["process"][rows]).tolist():
+        own = rows[ranges["process"][rows] == process]
+        end[own] = np.maximum(_last(timeline, process), ranges["start"][own])
+    timeline.tables["ranges"] = ranges.with_columns(end=end)
+    detail = "never closed; taken to end with the last record of their process"
+    timeline.note("repaired", len(rows), "ranges", detail)
+
+
+def _last(timeline: Timeline, process: int) -> int:
+    """The last time in any record of a process."""
+    last = UNKNOWN
+    for table in _TIMED:
+        rows = timeline[table]["process"] == process
+        for column in ("start", "end"):
+            last = max(last, int(timeline[table][column][rows].max(initial=UNKNOWN)))
+    return last
