@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import os
+import sys
 from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
@@ -507,6 +508,15 @@ def test_a_helper_that_fails_is_done_without(
     monkeypatch.setattr(kineto_pieces, "_HELPER", "rca_llm.no_such_module")
     (timeline,) = kineto.read(large(tmp_path)).timelines
     assert len(timeline["gpu"]) == len(timeline["api"]) == 20_000
+
+
+def test_a_helper_that_cannot_be_started_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kineto_pieces, "_helper_count", two_helpers)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python-that-is-not-there"))
+    (timeline,) = kineto.read(large(tmp_path)).timelines
+    assert len(timeline["gpu"]) == 20_000
 
 
 def test_mend_leaves_sound_text_alone() -> None:

@@ -187,7 +187,7 @@ def _helpers(source: Source) -> Generator[tuple[Iterable[int], list[Helper]]]:
         return
     tickets, shared = _ticket_pipe()
     try:
-        helpers = [_start(source, tickets) for _ in range(count)]
+        helpers = list(_started(source, tickets, count))
         try:
             yield itertools.chain(drawn(tickets), itertools.count(shared)), helpers
         finally:
@@ -208,9 +208,10 @@ def _ticket_pipe() -> tuple[int, int]:
 
 
 def _helper_count(source: Source) -> int:
-    if is_url(source.path) or not sys.executable or not hasattr(os, "sched_getaffinity"):
+    """How many helpers are worth their start; none where this interpreter cannot be started."""
+    if is_url(source.path) or "python" not in Path(sys.executable or "").name.lower():
         return 0
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):
         with Path(source.path).open("rb") as file:
             compressed = file.read(1).strip() not in (b"{", b"[", b"")
         if os.path.getsize(source.path) >= HELPED_BYTES[compressed]:
@@ -218,16 +219,19 @@ def _helper_count(source: Source) -> int:
     return 0
 
 
-def _start(source: Source, tickets: int) -> Helper:
+def _started(source: Source, tickets: int, count: int) -> Iterator[Helper]:
+    """As many helpers as can be started."""
     path = os.pathsep.join(map(os.path.abspath, sys.path))
-    return subprocess.Popen(
-        [sys.executable, "-m", _HELPER, os.path.abspath(source.path), str(tickets)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        pass_fds=(tickets,),
-        env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
-    )
+    with suppress(OSError):
+        for _ in range(count):
+            yield subprocess.Popen(
+                [sys.executable, "-m", _HELPER, os.path.abspath(source.path), str(tickets)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(tickets,),
+                env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            )
 
 
 def drawn(tickets: int) -> Iterator[int]:
