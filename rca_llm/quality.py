@@ -22,6 +22,9 @@ SLOWEST_COPY_BYTES_S = 1_000_000
 LONG_COPY_NS = 10_000_000
 """A copy that is slower than the one and longer than the other is impossible."""
 
+_UNIQUE = ("gpu", "api", "collectives", "tokens", "marks")
+"""Tables in which no two true records are equal in every field."""
+
 
 def repair(timeline: Timeline) -> None:
     """Make the device records of a timeline usable, noting every change.
@@ -29,6 +32,8 @@ def repair(timeline: Timeline) -> None:
     Afterwards `gpu` is sorted by start, records without a start come first, and every other one
     ends at or after its start.
     """
+    for name in _UNIQUE:
+        _drop_repeated(timeline, name)
     gpu = timeline["gpu"].sorted_by("start")
     if not len(gpu):
         return
@@ -41,6 +46,16 @@ def repair(timeline: Timeline) -> None:
         _mend_impossible(timeline, gpu, end, rows)
         _note_overlap(timeline, gpu, end, rows)
     timeline.tables["gpu"] = gpu.with_columns(end=end)
+
+
+def _drop_repeated(timeline: Timeline, name: str) -> None:
+    """Keep one of several rows of a table that are equal in every field."""
+    table = timeline[name]
+    repeated = table.repeated()
+    if repeated.any():
+        detail = "records equal in every field to an earlier one; left out"
+        timeline.note("duplicate_records", int(repeated.sum()), name, detail)
+        timeline.tables[name] = table.take(~repeated)
 
 
 def _note_untimed(timeline: Timeline, gpu: Table, untimed: Mask) -> None:

@@ -154,6 +154,18 @@ def _summary(
     }
 
 
+def _steps(job: Job) -> int:
+    """How many steps there were; ranks that take part in one collective share theirs."""
+    together = any(len(collective.parts) > 1 for collective in job.collectives)
+    return len(
+        {
+            (0 if together else id(recording), int(recording.steps.id[row]))
+            for recording, partition in job.ranks
+            for row in partition.steps
+        }
+    )
+
+
 def _nothing() -> Ints:
     return np.zeros(len(PARTS), np.int64)
 
@@ -193,6 +205,6 @@ def _totals(job: Job, requests: int) -> dict[str, int]:
         "ranges": sum(len(r.timeline["ranges"]) for r in job.recordings),
         "collectives": len(job.collectives),
         "requests": requests,
-        "steps": len({(id(r), int(r.steps.id[row])) for r, p in job.ranks for row in p.steps}),
+        "steps": _steps(job),
         "graph_launches": sum(host_rows.graph_launches(r) for r in job.recordings),
     }

@@ -144,6 +144,37 @@ class Table:
             return self.take(np.argsort(keys, kind="stable"))
         return self.take(np.lexsort([self[name] for name in reversed(columns)]))
 
+    def grouped(self, columns: Sequence[str]) -> tuple[Ints, Ints]:
+        """Number the distinct rows of some columns; returns every row's number, each one's first.
+
+        Rows are told apart by a 64-bit mix of the columns, which is then checked against them.
+        """
+        mixed = self._mixed(columns)
+        _, first, group = np.unique(mixed, return_index=True, return_inverse=True)
+        if all(np.array_equal(self[n], self[n][first[group]]) for n in columns):
+            return group.astype(np.int64), first
+        rows = np.stack([self[name] for name in columns], axis=1)
+        _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        return group.reshape(-1).astype(np.int64), first
+
+    def repeated(self) -> Mask:
+        """Which rows equal an earlier row in every column."""
+        found = np.zeros(len(self), bool)
+        columns = [name for name in self._columns if self.schema[name] != "float"]
+        ordered = np.sort(self._mixed(columns))
+        if bool(np.any(ordered[1:] == ordered[:-1])):
+            found[:] = True
+            found[self.grouped(columns)[1]] = False
+        return found
+
+    def _mixed(self, columns: Sequence[str]) -> NDArray[np.uint64]:
+        """A 64-bit hash of every row."""
+        mixed = np.zeros(len(self), np.uint64)
+        for name in columns:
+            mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + self[name].astype(np.uint64)
+            mixed ^= mixed >> np.uint64(29)
+        return mixed
+
     def frame(self, strings: Strings | None = None) -> pd.DataFrame:
         """The table as a pandas frame, texts as categories; unknown values become missing."""
         import pandas as pd

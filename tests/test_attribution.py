@@ -217,3 +217,23 @@ def test_splitting_a_file_in_two_changes_nothing(
     whole = summary_of(found)
     for key in ("shares", "parts", "hidden", "window", "totals", "latency"):
         assert whole[key] == split[key]
+
+
+def test_a_record_that_occurs_twice_counts_once() -> None:
+    builder = Builder()
+    for _ in range(2):
+        builder.kernel("gemm_x", BASE, BASE + 100, correlation=1)
+    summary = builder.summary()
+    assert summary["totals"]["kernels"] == 1
+    assert findings(summary, "duplicate_records")[0]["count"] == 1
+
+
+def test_a_request_that_is_told_twice_is_one() -> None:
+    builder = Builder()
+    builder.row("requests", id="A", arrival=BASE)
+    builder.row("requests", id="A", arrival=BASE, finished=BASE + 500)
+    builder.kernel("gemm_x", BASE, BASE + 400)
+    rows = builder.summary()["requests"]
+    assert [(row["id"], row["latency_ns"], row["status"]) for row in rows] == [
+        ("A", 500, "finished")
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -90,11 +90,20 @@ def requests_of(timeline: Timeline) -> list[Request]:
     if not len(table):
         return _from_ranges(timeline)
     tokens, marks = _tokens(timeline), _marks(timeline)
-    return [
-        _recorded(timeline, row, tokens, marks)
-        for row in range(len(table))
-        if table["id"][row] >= 0
-    ]
+    found: dict[str, Request] = {}
+    for row in np.flatnonzero(table["id"] >= 0).tolist():
+        request = _recorded(timeline, row, tokens, marks)
+        earlier = found.get(request.id)
+        found[request.id] = request if earlier is None else _merged(earlier, request)
+    return list(found.values())
+
+
+def _merged(one: Request, other: Request) -> Request:
+    """Two records of one request: of each field the first that is known."""
+    known_fields = {
+        name: value for name, value in vars(one).items() if value not in (None, (), False)
+    }
+    return replace(other, **known_fields)
 
 
 def _recorded(

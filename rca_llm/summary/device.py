@@ -119,7 +119,7 @@ def kernel_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
     strings, table, limits = _all_kernels(recordings)
     if not len(table):
         return []
-    group, first = _grouped(table, ("name", *SHAPE))
+    group, first = table.grouped(("name", *SHAPE))
     duration = np.where(known(table["start"]), table["end"] - table["start"], 0)
     totals = intervals.sum_by(group, duration, len(first))
     counts = np.bincount(group, minlength=len(first))
@@ -196,27 +196,13 @@ def _occupancy(table: Table, row: int, limits: dict[str, int] | None) -> float |
     return occupancy(block[0] * block[1] * block[2], registers, shared, limits)
 
 
-def _grouped(table: Table, columns: tuple[str, ...]) -> tuple[Ints, Ints]:
-    """Number the distinct rows of some columns; returns every row's number and each one's first."""
-    mixed = np.zeros(len(table), np.uint64)
-    for name in columns:
-        mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + table[name].astype(np.uint64)
-        mixed ^= mixed >> np.uint64(29)
-    _, first, group = np.unique(mixed, return_index=True, return_inverse=True)
-    if all(np.array_equal(table[n], table[n][first[group]]) for n in columns):
-        return group.astype(np.int64), first
-    rows = np.stack([table[name] for name in columns], axis=1)
-    _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return group.reshape(-1).astype(np.int64), first
-
-
 def copy_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
     """The `copies` rows: one for each direction and kind of host memory."""
     found: dict[tuple[str | None, str | None], list[int]] = {}
     for recording in recordings:
         gpu = recording.timeline["gpu"]
         copies = gpu.take(gpu["kind"] == MEMCPY)
-        group, first = _grouped(copies, ("copy", "src", "dst"))
+        group, first = copies.grouped(("copy", "src", "dst"))
         duration = np.where(known(copies["start"]), copies["end"] - copies["start"], 0)
         for number, row in enumerate(first.tolist()):
             rows = group == number
