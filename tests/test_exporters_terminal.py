@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import io
+import re
+
+from rich.console import Console
+
+from rca_llm.exporters import terminal
+from rca_llm.report import Report
+from tests.sample_trace import Shape, trace
+
+HOSTILE = "\x1b[31m\u202e[bold red]<script>"
+
+
+def printed(report: Report, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    terminal.show(report, console)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def with_hint(report: Report, **fields: object) -> Report:
+    hint = {
+        "id": "queue-dominated",
+        "title": "Requests wait for the queue",
+        "class": "scheduling",
+        "confidence": "high",
+        "share": 0.5,
+        "saving_ns": 2_000_000,
+        "evidence": {},
+        "requests": [],
+        "window": None,
+        "advice": "Add replicas.",
+    }
+    report.summary["hints"] = [hint | fields]
+    return report
+
+
+def test_one_row_a_class_with_mean_share_and_variation() -> None:
+    report = trace().attribute()
+    text = printed(report)
+    stats, latency = report.summary["class_stats"], report.summary["latency"]
+    whole = sum(row["latency_ns"] for row in report.summary["requests"])
+    for name in ("compute", "communication", "io", "scheduling"):
+        row = next(row for row in text.splitlines() if re.match(rf"\s*{name}\s\s", row, re.I))
+        assert f"{stats[name]['mean_ns'] / 1e6:.3f} ms" in row
+        share = sum(request["shares"][name] for request in report.summary["requests"]) / whole
+        assert f"{share * 100:.1f} %" in row
+        assert f"{stats[name]['cv'] * 100:.1f} %" in row
+    assert f"{latency['count']} finished requests" in text
+
+
+def test_hints_and_findings_are_printed() -> None:
+    report = with_hint(trace().attribute())
+    text = printed(report)
+    assert "1. Requests wait for the queue  (saves up to 2.00 ms, confidence high)" in text
+    assert "truncated × 1" in text
+
+
+def test_an_unjudged_saving_is_not_zero() -> None:
+    text = printed(with_hint(trace().attribute(), saving_ns=None))
+    assert "saving not judged" in text
+
+
+def test_no_hint_is_said() -> None:
+    report = trace().attribute()
+    report.summary["hints"] = []
+    assert "No hint" in printed(report)
+
+
+def test_hostile_names_reach_no_terminal() -> None:
+    report = with_hint(trace(Shape(prefix=HOSTILE)).attribute(), title=HOSTILE)
+    report.summary["quality"].append(
+        {"code": "bad_text", "count": 1, "where": HOSTILE, "detail": HOSTILE}
+    )
+    text = printed(report)
+    ours = re.sub("\x1b\\[[0-9;]*m", "", text)  # rich's own styles
+    assert "\x1b" not in ours
+    assert "\u202e" not in text
+    assert "[bold red]" in text
+    assert "[31m" in ours
+
+
+def test_without_requests_the_trace_is_judged() -> None:
+    text = printed(trace(Shape(requests=0)).attribute())
+    assert "of the traced time" in text
+    assert "mean" not in text.splitlines()[3]
