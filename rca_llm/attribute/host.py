@@ -25,18 +25,21 @@ NO_THREAD = -1
 class HostRecords:
     """The host records of a timeline that can explain idle time, one row a record.
 
-    `thread` is an index into `threads`, pairs (process, thread); `part` is the part of idle time
-    that a record explains. `running` holds the same columns of threads seen running, which
-    explain only what nothing else does.
+    `thread` is an index into `threads`, pairs (process, thread); `api_thread` and its like hold
+    the same for every row of the table. `part` is the part of idle time that a record explains.
+    `running` holds thread, start and end of threads seen running, which explain only what nothing
+    else does. `compute_ns` and `recorded_ns` are each thread's time in compute spans, and in all.
     """
 
     threads: list[tuple[int, int]]
+    api_thread: Ints
+    range_thread: Ints
+    state_thread: Ints
     thread: Ints
     start: Ints
     end: Ints
     part: Ints
     running: tuple[Ints, Ints, Ints]
-    api_thread: Ints
     compute_ns: Ints
     recorded_ns: Ints
 
@@ -64,12 +67,14 @@ def host_records(timeline: Timeline, *, on_gpu: bool) -> HostRecords:
     computing = np.where(ranges["kind"] == timeline.strings.find("compute"), spent, 0)
     return HostRecords(
         threads,
+        api_thread,
+        range_thread,
+        state_thread,
         thread[telling],
         start[telling],
         end[telling],
         part[telling],
         (state_thread[running], states["start"][running], states["end"][running]),
-        api_thread,
         intervals.sum_by(range_thread, computing, len(threads)),
         intervals.sum_by(range_thread, spent, len(threads)),
     )

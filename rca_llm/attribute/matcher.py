@@ -3,6 +3,7 @@
 A table of kernel names has a hundred rows and a trace up to a hundred thousand names. Trying every
 row on every name costs about 0.3 ms a name; here each row is filed under three letters that any
 match must contain, and only the rows filed under letters that occur in the text are tried.
+A pattern is compiled when it is first tried: most traces need only some.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class OrderedPatterns:
     """
 
     def __init__(self, patterns: Sequence[str], samples: Sequence[str]) -> None:
-        self._patterns = [re.compile(pattern) for pattern in patterns]
+        self._patterns: list[str | re.Pattern[str]] = list(patterns)
         self._rows: defaultdict[str, set[int]] = defaultdict(set)
         self._always: set[int] = set()
         rarity = Counter(trigram for sample in samples for trigram in _trigrams(sample))
@@ -45,9 +46,15 @@ class OrderedPatterns:
         for trigram in self._rows.keys() & occurring:
             candidates |= self._rows[trigram]
         for row in sorted(candidates):
-            if self._patterns[row].search(text):
+            if self._compiled(row).search(text):
                 return row
         return None
+
+    def _compiled(self, row: int) -> re.Pattern[str]:
+        pattern = self._patterns[row]
+        if isinstance(pattern, str):
+            pattern = self._patterns[row] = re.compile(pattern)
+        return pattern
 
 
 def required_letters(pattern: str) -> list[set[str]]:

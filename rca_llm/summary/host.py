@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from rca_llm.attribute.codes import COPY, GRAPH_LAUNCH, LAUNCH
-from rca_llm.attribute.links import dense_threads
 from rca_llm.attribute.partition import Recording
 from rca_llm.summary.stats import distribution
 from rca_llm.table import UNKNOWN, Ints, known
@@ -114,9 +113,10 @@ def track_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
     """The threads that recorded anything, with how much."""
     rows: list[dict[str, Any]] = []
     for recording in recordings:
-        timeline = recording.timeline
-        threads, numbers = dense_threads(timeline["api"], timeline["ranges"], timeline["states"])
-        counts = np.bincount(np.concatenate(numbers), minlength=len(threads)).tolist()
+        host = recording.host
+        threads = host.threads
+        numbers = np.concatenate([host.api_thread, host.range_thread, host.state_thread])
+        counts = np.bincount(numbers, minlength=len(threads)).tolist()
         names = _thread_names(recording)
         ranks = {p: rank.number for rank in recording.ranks for p in rank.processes}
         for (process, thread), count in zip(threads, counts, strict=True):

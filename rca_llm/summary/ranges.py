@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from rca_llm import intervals
-from rca_llm.attribute.links import dense_threads
 from rca_llm.attribute.partition import Recording
 from rca_llm.table import Array, Ints, known
 from rca_llm.trace import KERNEL
@@ -65,7 +64,7 @@ class _Forest:
         ranges = timeline["ranges"].take(rows)
         self.start = ranges["start"]
         self.end = np.maximum(np.where(known(ranges["end"]), ranges["end"], self.start), self.start)
-        self.threads, (thread, self.api_thread) = dense_threads(ranges, timeline["api"])
+        thread = recording.host.range_thread[rows]
         order = np.lexsort([-self.end, self.start, thread])
         self.trees = [
             (int(thread[order[r.start]]), order[r]) for r in intervals.runs(thread[order])
@@ -109,7 +108,7 @@ def _launched_in(recording: Recording, forest: _Forest, key: Array, keys: int) -
     kernels = np.flatnonzero((gpu["kind"] == KERNEL) & (call >= 0))
     if not len(kernels):
         return np.zeros(keys, np.int64), np.zeros(keys, np.int64)
-    at = forest.innermost(forest.api_thread[call[kernels]], api["start"][call[kernels]])
+    at = forest.innermost(recording.host.api_thread[call[kernels]], api["start"][call[kernels]])
     pairs: list[Ints] = []
     while True:
         inside = at >= 0
