@@ -11,7 +11,9 @@ import sys
 
 _loaded = sys.modules.get("_rca_llm_probes")
 
-if _loaded is None or __name__ == "_rca_llm_probes":
+TYPE_CHECKING = False
+if TYPE_CHECKING or _loaded is None or __name__ == "_rca_llm_probes":
+    from . import ranges as ranges
     from . import recorder
     from .decorate import probe
     from .scope import request, step
@@ -21,6 +23,8 @@ if _loaded is None or __name__ == "_rca_llm_probes":
         # Not started by the bootstrap: no trace, and no later start either.
         record, span = off_record, off_span
 else:
+    # The program means to use the probes: now is the time for what a span should not wait for.
+    _loaded.ranges.load()
     probe, request, step = _loaded.probe, _loaded.request, _loaded.step
     record, span = _loaded.record, _loaded.span
 

@@ -16,30 +16,36 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., Any])
 
-    @overload
-    def probe(target: F) -> F: ...
-    @overload
-    def probe(target: str | None = None, *, name: str = ..., kind: str = ...) -> Callable[[F], F]: ...
-
-
 # Bits of co_flags; the module inspect takes milliseconds to import.
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200
 
+if TYPE_CHECKING:
 
-def probe(target: Any = None, *, name: str = "", kind: str = "host") -> Any:
-    """Record a span around every call: ``@probe``, ``@probe("name")``, ``@probe(kind="compute")``.
+    @overload
+    def probe(target: F) -> F: ...
+    @overload
+    def probe(
+        target: str | None = None, *, name: str = "", kind: str = "host"
+    ) -> Callable[[F], F]: ...
+    def probe(target: Any = None, *, name: str = "", kind: str = "host") -> Any:
+        """What the two forms have in common."""
 
-    The default name is the function's qualified name. A coroutine or generator gets one span from
-    its first to its last instant, marked as one that may overlap others of its thread.
-    """
-    if target is not None and not isinstance(target, str):
-        return _wrap(target, name, kind)
-    chosen = target or name
+else:
 
-    def decorate(function: F) -> F:
-        return _wrap(function, chosen, kind)
+    def probe(target=None, *, name="", kind="host"):
+        """Record a span around every call: ``@probe``, ``@probe("name")``, ``@probe(kind=…)``.
 
-    return decorate
+        The default name is the function's qualified name. A coroutine or generator gets one span
+        from its first to its last instant, marked as one that may overlap others of its thread.
+        """
+        if target is not None and not isinstance(target, str):
+            return _wrap(target, name, kind)
+        chosen = target or name
+
+        def decorate(function):
+            return _wrap(function, chosen, kind)
+
+        return decorate
 
 
 def _wrap(function: Any, name: str, kind: str) -> Any:

@@ -94,7 +94,7 @@ SCHED = 25  # a time, b ns on CPU so far, d pid, e tid; MORE: a run-queue delay 
 SAMPLE = 26  # a time, b float64 value, c metric, d pid or device (ALL = none), e one of SUBJECTS
 ANCHOR = 27  # a monotonic, b UTC, c width ns
 INFO = 28  # a time, b number, c key, d value (name; 0 = only the number b), e pid (0 = own)
-GAP = 29  # a start, b end (0 = open), c reason (name): nothing recorded by intent (paused, displaced)
+GAP = 29  # a start, b end (0 = open), c reason (name): nothing was recorded by intent
 THREAD = 30  # a time, b tid, c thread name: from here on the segment is written by this thread
 
 TYPE_NAMES = {
@@ -167,5 +167,5 @@ def payload_cells(length: int) -> int:
 
 
 def segment_name(pid: int, start: int, tid: int, sequence: int) -> str:
-    """The file name of a segment; ``sequence`` is the first free one (exec keeps the other three)."""
+    """The file name of a segment; ``sequence`` is the first free one."""
     return "%d-%d-%d-%d%s" % (pid, start, tid, sequence, SEGMENT_SUFFIX)

@@ -47,4 +47,4 @@ def _write(start: int, end: int, info: dict[str, Any]) -> None:
     words[at] = start
     words[at + 1] = end
     words[at + 2] = here.kinds["gc"]
-    words[at + 3] = here.spans["gc"]
+    words[at + 3] = here.word(here.spans, "gc", layout.tag(layout.SPAN))

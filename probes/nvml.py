@@ -42,10 +42,12 @@ class Nvml:
     def _make_traffic(self) -> dict[str, Callable[[Any], float]]:
         nvml, kib = self._nvml, 1024.0
         return {
-            "gpu.pcie_rx_bytes_s": lambda h: kib
-            * nvml.nvmlDeviceGetPcieThroughput(h, nvml.NVML_PCIE_UTIL_RX_BYTES),
-            "gpu.pcie_tx_bytes_s": lambda h: kib
-            * nvml.nvmlDeviceGetPcieThroughput(h, nvml.NVML_PCIE_UTIL_TX_BYTES),
+            "gpu.pcie_rx_bytes_s": lambda h: (
+                kib * nvml.nvmlDeviceGetPcieThroughput(h, nvml.NVML_PCIE_UTIL_RX_BYTES)
+            ),
+            "gpu.pcie_tx_bytes_s": lambda h: (
+                kib * nvml.nvmlDeviceGetPcieThroughput(h, nvml.NVML_PCIE_UTIL_TX_BYTES)
+            ),
         }
 
     def names(self) -> list[str]:

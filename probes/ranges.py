@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 DOMAIN = "rca-llm"
-MAX_NAMES = 4096  # registered strings live as long as the process
+MAX_NAMES = 4096  # registered strings live as long as the process; later names share one
 
 enabled = False
 _loaded = False
 _domain: Any = None
-_attributes: dict[str, object] = {}
+attributes: dict[str, object] = {}
 
 
 def _nothing(*arguments: object) -> None:
@@ -65,22 +65,15 @@ def load() -> None:
         enabled = False
 
 
-def attributes(name: str) -> object:
-    """The NVTX event attributes of a range called ``name``."""
-    found = _attributes.get(name)
+def attributes_of(name: str) -> object:
+    """The NVTX event attributes of a range called ``name``, made when it is first seen."""
+    found = attributes.get(name)
     if found is None:
-        if len(_attributes) >= MAX_NAMES:
-            name = "(other)"
-        found = _attributes[name] = _domain.get_event_attributes(str(name))
+        key = name if len(attributes) < MAX_NAMES else "(other)"
+        found = attributes[key] = _domain.get_event_attributes(str(key))
     return found
-
-
-def attach(made: Any, name: str) -> Any:
-    """Give a span the attributes of its range."""
-    made.attributes = attributes(name)
-    return made
 
 
 def mark(name: str) -> None:
     """An NVTX mark."""
-    _domain.mark(attributes(name))
+    _domain.mark(attributes_of(name))

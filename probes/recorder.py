@@ -42,25 +42,23 @@ _WORLD_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTA
 
 
 class Names(dict):  # type: ignore[type-arg]  # dict[str, int] cannot be subscripted in Python 3.7
-    """Strings to NAME ids of one segment, shifted and or-ed into place for the word they go to.
+    """Strings to NAME ids of one segment, shifted into place for the word they go to.
 
     A missing string is written to the segment first. None is 0.
     """
 
-    __slots__ = ("recorder", "shift", "upper")
+    __slots__ = ("recorder", "shift")
 
-    def __init__(self, recorder: Recorder, shift: int = 0, upper: int = 0) -> None:
+    def __init__(self, recorder: Recorder, shift: int = 0) -> None:
         self.recorder = recorder
         self.shift = shift
-        self.upper = upper << 32
 
     def __missing__(self, name: object) -> int:
         if name is None:
             return 0
-        word = self.recorder.name_id(str(name)) << self.shift | self.upper
         if len(self) >= MAX_NAMES:
             self.clear()
-        self[name] = word
+        word = self[name] = self.recorder.name_id(str(name)) << self.shift
         return word
 
 
@@ -72,22 +70,22 @@ class Recorder:
     """
 
     __slots__ = (
-        "at",
-        "last",
-        "words",
-        "spans",
-        "marks",
-        "ids",
-        "kinds",
-        "path",
-        "_end",
-        "_size",
         "_block",
-        "_views",
+        "_busy",
+        "_end",
         "_header",
         "_next_id",
-        "_busy",
+        "_size",
         "_stopped",
+        "_views",
+        "at",
+        "ids",
+        "kinds",
+        "last",
+        "marks",
+        "path",
+        "spans",
+        "words",
     )
 
     def __init__(self, path: str, header: bytes) -> None:
@@ -102,8 +100,8 @@ class Recorder:
         self._block[:8] = header[:8]
         self.at = layout.HEADER_BYTES // 8
         self.last = min(self.at + GATE_WORDS, self._end)
-        self.spans = Names(self, 0, layout.tag(layout.SPAN))
-        self.marks = Names(self, 0, layout.tag(layout.MARK))
+        self.spans: dict[str, int] = {}
+        self.marks: dict[str, int] = {}
         self.ids = Names(self)
         self.kinds = Names(self, 32)
         self.kinds["host"] = 0
@@ -140,6 +138,13 @@ class Recorder:
         except (OSError, ValueError):
             pass
         _kept.append(self._block)
+
+    def refill(self) -> bool:
+        """Look at the gate and let the fast paths go on; whether they may write the next cell."""
+        if not gate[0] or (self.at >= self._end and not self._grow(layout.CELL_BYTES)):
+            return False
+        self.last = min(self.at + GATE_WORDS, self._end)
+        return True
 
     def reserve(self, cells: int) -> tuple[memoryview[int], int] | None:
         """Room for ``cells`` adjacent cells: the block and the word where they begin.
@@ -204,6 +209,19 @@ class Recorder:
         self._next_id = number + 1
         payload = text.encode("utf-8", "replace")[:MAX_NAME_BYTES]
         return number if self.payload(layout.NAME, payload, 0, number) else 0
+
+    def word(self, known: dict[str, int], name: str, tag: int) -> int:
+        """The last word of a cell called ``name`` with ``tag``; ``known`` holds those made before.
+
+        A plain dictionary that the fast paths look into themselves: ``Names`` would take twice as
+        long there.
+        """
+        found = known.get(name)
+        if found is None:
+            if len(known) >= MAX_NAMES:
+                known.clear()
+            found = known[name] = self.name_id(str(name)) | tag << 32
+        return found
 
     def payload(self, kind: int, data: bytes, a: int, c: int, d: int = 0, e: int = 0) -> bool:
         """Write a cell of type ``kind`` with ``data`` behind it; whether there was room."""

@@ -11,9 +11,8 @@ from time import perf_counter_ns
 
 from . import format as layout
 from . import recorder
-from . import span as spans
 from .recorder import FAULTS, WORDS_A_CELL, current, put
-from .span import OFF, request_id, suspendable
+from .span import OFF, request_id, suspendable, watch_requests
 from .threads import follow
 
 TYPE_CHECKING = False
@@ -27,7 +26,7 @@ _MODES = {name: code for code, name in enumerate(layout.STEP_MODES)}
 _PHASES = {name: code for code, name in enumerate(layout.PHASES)}
 
 
-class request:  # noqa: N801  # a context manager that reads like a function, as span does
+class request:
     """What happens to one request: a scope for its spans, and its events.
 
     ``with request("A") as r:`` gives every span inside the id "A". Call ``r.arrival()``,
@@ -36,7 +35,7 @@ class request:  # noqa: N801  # a context manager that reads like a function, as
     arrived, and the last one when it finished. Any process may hold a scope of the same id.
     """
 
-    __slots__ = ("id", "_token", "_span", "_prompt_tokens", "_output_tokens")
+    __slots__ = ("_output_tokens", "_prompt_tokens", "_span", "_token", "id")
 
     def __init__(
         self, id: object, prompt_tokens: int | None = None, output_tokens: int | None = None
@@ -56,7 +55,7 @@ class request:  # noqa: N801  # a context manager that reads like a function, as
 
     def __enter__(self) -> request:
         if recorder.run:
-            spans.scoped = True
+            watch_requests()
             follow()
             self._token = request_id.set(self.id)
             self._span = suspendable("request", "request", self.id)
@@ -72,10 +71,7 @@ class request:  # noqa: N801  # a context manager that reads like a function, as
         self._span.__exit__(kind, error, traceback)
         token, self._token = self._token, None
         if token is not None:
-            try:
-                request_id.reset(token)
-            except ValueError:
-                pass  # left in another context than entered, as async generators do
+            _reset(token)
 
     def client_submit(self) -> None:
         """The client sent it (recorded in the client)."""
@@ -140,6 +136,13 @@ class request:  # noqa: N801  # a context manager that reads like a function, as
         _event("output_tokens", self.id, count)
 
 
+def _reset(token: Token[str | None]) -> None:
+    try:
+        request_id.reset(token)
+    except ValueError:
+        pass  # left in another context than entered, as async generators do
+
+
 def _event(name: str, request: str, count: int = 0) -> None:
     if not recorder.run:
         return
@@ -154,14 +157,14 @@ def _event(name: str, request: str, count: int = 0) -> None:
         pass
 
 
-class step:  # noqa: N801
-    """One engine step: ``with step(7, {"A": ("prefill", 512), "B": ("decode", 1)}, mode="eager"):``.
+class step:
+    """One engine step: ``with step(7, {"A": ("prefill", 512), "B": ("decode", 1)}):``.
 
-    ``requests`` gives each request's phase (prefill, decode, recompute) and its tokens in this step.
+    ``requests`` gives each request's phase (prefill, decode, recompute) and tokens in this step.
     ``mode`` is eager, graph or mixed, and may be set on the object until the step ends.
     """
 
-    __slots__ = ("mode", "_id", "_requests", "_room")
+    __slots__ = ("_id", "_requests", "_room", "mode")
 
     def __init__(
         self,

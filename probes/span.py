@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from .recorder import Recorder
 
+SPAN, MARK = layout.tag(layout.SPAN), layout.tag(layout.MARK)
 RICH = layout.FLAG_MORE << layout.FLAG_SHIFT + 32
 SUSPENDED = layout.FLAG_ASYNC << layout.FLAG_SHIFT + 32
 FAILED = layout.FLAG_ERROR << layout.FLAG_SHIFT + 32
@@ -28,6 +29,12 @@ FAILED = layout.FLAG_ERROR << layout.FLAG_SHIFT + 32
 request_id: ContextVar[str | None] = ContextVar("rca_llm_request", default=None)
 # Whether any request scope was ever entered here: spares spans a look at the context.
 scoped = False
+
+
+def watch_requests() -> None:
+    """Let spans look for the request of the scope around them from here on."""
+    global scoped
+    scoped = True
 
 
 class Off:
@@ -91,7 +98,12 @@ class RangeSpan(Span):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        Span.__exit__(self, kind, error, traceback)
+        try:
+            self.words[self.at + 1] = perf_counter_ns()
+            if kind is not None:
+                self.words[self.at + 3] |= FAILED
+        except ValueError:
+            pass
         ranges.pop()
 
 
@@ -136,23 +148,26 @@ def span(
     """
     try:
         here: Recorder = local.recorder
+        if step is not None or bytes is not None or path is not None:
+            return _rich(here, name, kind, request, step, bytes, path)
+        if here.at >= here.last and not here.refill():
+            return OFF
+        # No call between these lines: a signal handler or the collector may record in a call.
         words = here.words
         at = here.at
-        if at < here.last and step is bytes is path is None:
-            here.at = at + 4
-            if ranges.enabled:
-                made: Span = ranges.attach(RangeSpan(), name)
-            else:
-                made = Span()
-            made.words = words
-            made.at = at
-            if kind != "host" or request is not None or scoped:
-                if request is None:
-                    request = request_id.get()
-                words[at + 2] = here.ids[request] | here.kinds[kind]
+        here.at = at + 4
+        made = _ranged(name) if ranges.enabled else Span()
+        made.words = words
+        made.at = at
+        if scoped and request is None:
+            request = request_id.get()
+        if request is not None or kind != "host":
+            words[at + 2] = here.ids[request] | here.kinds[kind]
+        try:
             words[at + 3] = here.spans[name]
-            return made
-        return _rich(here, name, kind, request, step, bytes, path)
+        except KeyError:
+            words[at + 3] = here.word(here.spans, name, SPAN)
+        return made
     except FAULTS:
         return _first(name, kind, request, step, bytes, path)
 
@@ -181,7 +196,6 @@ def _first(
     try:
         if hasattr(local, "recorder"):
             return OFF
-        ranges.load()
         return _rich(current(), name, kind, request, step, bytes, path)
     except FAULTS:
         return OFF
@@ -197,11 +211,11 @@ def _rich(
     path: str | None,
 ) -> Off:
     """A span with step, bytes or path, or one at the end of a block."""
-    more = not (step is bytes is path is None)
+    more = step is not None or bytes is not None or path is not None
     room = here.reserve(2 if more else 1)
     if room is None:
         return OFF
-    made = ranges.attach(RangeSpan(), name) if ranges.enabled else Span()
+    made = _ranged(name) if ranges.enabled else Span()
     made.words, made.at = words, at = room
     if request is None:
         request = request_id.get()
@@ -209,7 +223,17 @@ def _rich(
     if more:
         a, b = _or_none(step), _or_none(bytes)
         put(words, at + WORDS_A_CELL, layout.MORE, a, b, here.ids[path])
-    words[at + 3] = here.spans[name] | (RICH if more else 0)
+    words[at + 3] = here.word(here.spans, name, SPAN) | (RICH if more else 0)
+    return made
+
+
+def _ranged(name: str) -> Span:
+    """A span that is an NVTX range too."""
+    made = RangeSpan()
+    try:
+        made.attributes = ranges.attributes[name]
+    except KeyError:
+        made.attributes = ranges.attributes_of(name)
     return made
 
 
@@ -218,17 +242,24 @@ def _or_none(number: int | None) -> int:
 
 
 def record(name: str, request: str | None = None, **numbers: float) -> None:
-    """Mark this instant, with any numbers that belong to it: ``record("sched_start", waiting=3)``."""
+    """Mark this instant, with numbers that belong to it: ``record("sched_start", waiting=3)``."""
     try:
         here: Recorder = local.recorder
-        words = here.words
-        at = here.at
-        if at < here.last and not numbers and request is None and not scoped:
+        if numbers:
+            _rich_mark(here, name, request, numbers)
+        elif here.at < here.last or here.refill():
+            words = here.words
+            at = here.at
             here.at = at + 4
             words[at] = perf_counter_ns()
-            words[at + 3] = here.marks[name]
-        else:
-            _rich_mark(here, name, request, numbers)
+            if scoped and request is None:
+                request = request_id.get()
+            if request is not None:
+                words[at + 2] = here.ids[request]
+            try:
+                words[at + 3] = here.marks[name]
+            except KeyError:
+                words[at + 3] = here.word(here.marks, name, MARK)
         if ranges.enabled:
             ranges.mark(name)
     except FAULTS:
@@ -242,15 +273,12 @@ def off_record(name: str, request: str | None = None, **numbers: float) -> None:
 def _first_mark(name: str, request: str | None, numbers: dict[str, float]) -> None:
     try:
         if not hasattr(local, "recorder"):
-            ranges.load()
             _rich_mark(current(), name, request, numbers)
     except FAULTS:
         pass
 
 
-def _rich_mark(
-    here: Recorder, name: str, request: str | None, numbers: dict[str, float]
-) -> None:
+def _rich_mark(here: Recorder, name: str, request: str | None, numbers: dict[str, float]) -> None:
     now = perf_counter_ns()
     room = here.reserve(1 + len(numbers))
     if room is None:
@@ -264,7 +292,7 @@ def _rich_mark(
         request = request_id.get()
     words[at] = now
     words[at + 2] = here.ids[request]
-    words[at + 3] = here.marks[name]
+    words[at + 3] = here.word(here.marks, name, MARK)
 
 
 def number(words: memoryview[int], at: int, value: float, name_id: int) -> None:

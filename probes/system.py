@@ -57,7 +57,7 @@ class Sink:
 class Thread:
     """A thread of the run: its schedstat file, kept open, and what it said last."""
 
-    __slots__ = ("pid", "tid", "descriptor", "last", "name")
+    __slots__ = ("descriptor", "last", "name", "pid", "tid")
 
     def __init__(self, pid: int, tid: int) -> None:
         self.pid = pid
@@ -136,7 +136,7 @@ class System:
         name = _line(f"/proc/{pid}/task/{tid}/comm")
         if name and self._thread_names.get((pid, tid)) != name:
             self._thread_names[pid, tid] = name
-            self.sink.recorder.info("thread", name, tid, pid)
+            self.sink.recorder.info("thread.name", name, tid, pid)
 
     def _processes(self) -> list[int]:
         """The living processes of the tree, those whose parents ended among them."""
@@ -273,9 +273,7 @@ def _throttle_files(pid: int) -> Iterator[tuple[str, str, int]]:
             yield from _first(["/sys/fs/cgroup"], path, "throttled_usec", 1000)
 
 
-def _first(
-    mounts: list[str], path: str, key: str, factor: int
-) -> Iterator[tuple[str, str, int]]:
+def _first(mounts: list[str], path: str, key: str, factor: int) -> Iterator[tuple[str, str, int]]:
     """The file of the cgroup itself, or of the container's root where the path is not mounted."""
     for folder in (path.lstrip("/"), ""):
         for mount in mounts:

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rca_llm.errors import RcaError
 
@@ -19,10 +19,22 @@ NOT_FOUND, NOT_EXECUTABLE, NOT_STARTED = 127, 126, 4
 
 # Left alone: what cannot be caught, faults of the launcher itself, and job control, which the
 # terminal sends to the whole process group.
-_NOT_FORWARDED = (
-    "SIGKILL SIGSTOP SIGSEGV SIGBUS SIGFPE SIGILL SIGTRAP SIGSYS SIGCHLD SIGTSTP SIGTTIN SIGTTOU"
-    " SIGPIPE SIGXFSZ"
-).split()
+_NOT_FORWARDED = [
+    "SIGKILL",
+    "SIGSTOP",
+    "SIGSEGV",
+    "SIGBUS",
+    "SIGFPE",
+    "SIGILL",
+    "SIGTRAP",
+    "SIGSYS",
+    "SIGCHLD",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGPIPE",
+    "SIGXFSZ",
+]
 # Python ignores these two; a command expects them as they were.
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -117,8 +129,5 @@ def _group(pid: int) -> int:
 
 
 def _send(pid: int, number: int) -> None:
-    try:
+    with suppress(OSError):  # it has just ended, or changed its user
         os.kill(pid, number)
-    except OSError:
-        pass  # it has just ended, or changed its user
-

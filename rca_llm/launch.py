@@ -5,13 +5,14 @@ Whatever goes wrong with the tracing costs one line on stderr and never the comm
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rca_llm import __version__, child, redact
 from rca_llm import run as runs
@@ -23,6 +24,7 @@ from rca_llm.sampling import Limits, Sampler
 
 PROBES = Path(__file__).resolve().parent / "probes"
 BOOTSTRAP = PROBES / "bootstrap"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,8 @@ def trace(command: Sequence[str], options: Options) -> int:
 
 def say(line: str) -> None:
     """One line to the user on stderr, if there still is one."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         print(f"rca-llm: {line}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass
 
 
 def _is_nested(env: Mapping[str, str]) -> bool:
@@ -158,7 +158,10 @@ def _traced(
     sampler = _begin(run, pid, manifest, options)
     _warn_about_gpu(base, options)
     status = child.wait(pid)
-    _guarded("the run could not be finished", _finish, run, sampler, manifest, status, options)
+    _guarded(
+        "the run could not be finished",
+        lambda: _finish(run, sampler, manifest, status, options),
+    )
     return status
 
 
@@ -182,9 +185,7 @@ def _manifest(
     }
 
 
-def _begin(
-    run: Run, pid: int, manifest: dict[str, Any], options: Options
-) -> Sampler | None:
+def _begin(run: Run, pid: int, manifest: dict[str, Any], options: Options) -> Sampler | None:
     """Write the manifest and start to sample; without either the command runs on."""
 
     def begin() -> Sampler:
@@ -196,10 +197,10 @@ def _begin(
     return _guarded("nothing is sampled", begin)
 
 
-def _guarded(what: str, action: Any, *arguments: Any) -> Any:
+def _guarded(what: str, action: Callable[[], T]) -> T | None:
     """The action's result, or one line and None where it fails."""
     try:
-        return action(*arguments)
+        return action()
     except Exception as error:  # tracing must not cost the command its status
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         say(f"{what}: {reason}")
@@ -230,7 +231,8 @@ def _finish(
     run.write_manifest(manifest)
     _report_troubles(run, sampler)
     if options.report is not None:
-        _guarded(f"no report {options.report}", _write_report, run, options.report, options.force)
+        path = options.report
+        _guarded(f"no report {path}", lambda: _write_report(run, path, options.force))
 
 
 def _report_troubles(run: Run, sampler: Sampler | None) -> None:

@@ -8,12 +8,31 @@ from collections.abc import Iterator, Sequence
 HIDDEN = "***"
 
 _SECRET_WORDS = frozenset(
-    "token apitoken key apikey secret password passwd pass pwd passphrase credential credentials"
-    " auth authorization bearer cookie signature".split()
+    [
+        "token",
+        "apitoken",
+        "key",
+        "apikey",
+        "secret",
+        "password",
+        "passwd",
+        "pass",
+        "pwd",
+        "passphrase",
+        "credential",
+        "credentials",
+        "auth",
+        "authorization",
+        "bearer",
+        "cookie",
+        "signature",
+    ]
 )
 _PROGRAM_FLAGS = ("-c", "-e")
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_URL_SECRET = re.compile(r"(?i)([?&](?:\w*[-_])?(?:token|key|secret|password|signature|sig)=)[^&#\s]+")
+_URL_SECRET = re.compile(
+    r"(?i)([?&](?:\w*[-_])?(?:token|key|secret|password|signature|sig)=)[^&#\s]+"
+)
 _HEADER = re.compile(r"(?i)\b(authorization|x-api-key|api-key|cookie)\s*:.*")
 _BEARER = re.compile(r"(?i)\bbearer\s+\S+")
 _KNOWN_TOKEN = re.compile(

@@ -1,9 +1,9 @@
 """The run directory: its layout, its manifest, its gate.
 
-    RUN/manifest.json   what was run and how it ended
-    RUN/control         the gate that every process of the run looks at
-    RUN/segments/       raw records, one file a thread (docs/format.md)
-    RUN/tables/         Parquet tables, once the run is finished
+RUN/manifest.json   what was run and how it ended
+RUN/control         the gate that every process of the run looks at
+RUN/segments/       raw records, one file a thread (docs/format.md)
+RUN/tables/         Parquet tables, once the run is finished
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.traced import TRACE, environment, texts, trace, trace_code
 
 from rca_llm.run import Run
+from tests.traced import TRACE, environment, texts, trace, trace_code
 
 _SERVER = """
 import signal, sys, time
@@ -209,7 +209,8 @@ def test_full_disk_stops_recording_and_not_the_command(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(disk)], capture_output=True,
+        ["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(disk)],
+        capture_output=True,
         check=False,
     )
     if mounted.returncode:
@@ -240,8 +241,9 @@ def test_paused_trace_records_what_follows_start(tmp_path: Path) -> None:
         "import os, subprocess, sys, time\n"
         "from rca_llm import span\n"
         "def ctl(action):\n"
-        "    command = [sys.executable, '-m', 'rca_llm', 'ctl', os.environ['RCA_LLM_RUN'], action]\n"
+        "    command = [sys.executable, '-m', 'rca_llm', 'ctl', run, action]\n"
         "    subprocess.run(command, check=True, env={**os.environ, 'RCA_LLM_RUN': ''})\n"
+        "run = os.environ['RCA_LLM_RUN']\n"
         "for i in range(100):\n"
         "    with span('before'): pass\n"
         "time.sleep(0.1)\n"

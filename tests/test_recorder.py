@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.traced import TRACE, environment, texts, trace, trace_code
 
 from rca_llm.probes import format as layout
 from rca_llm.probes.recorder import command_name
 from rca_llm.readers.segments import parse
 from rca_llm.run import Run
+from tests.traced import TRACE, environment, texts, trace, trace_code
 
 _LOOP = """
 import sys
@@ -88,7 +88,7 @@ def test_an_open_span_of_a_killed_process_is_seen(tmp_path: Path) -> None:
 _CHILDREN = {
     "fork": "pid = os.fork()\nif pid == 0:\n    child(); os._exit(0)\nos.waitpid(pid, 0)",
     "subprocess": "subprocess.run([sys.executable, __file__, 'child'], check=True)",
-    "shell": "subprocess.run(f'\"{sys.executable}\" \"{__file__}\" child', shell=True, check=True)",
+    "shell": 'subprocess.run(f\'"{sys.executable}" "{__file__}" child\', shell=True, check=True)',
     "exec": "os.execv(sys.executable, [sys.executable, __file__, 'child'])",
     "posix_spawn": (
         "pid = os.posix_spawn(sys.executable, [sys.executable, __file__, 'child'], os.environ)\n"

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.traced import environment, texts, trace_code
 
 import rca_llm
 from rca_llm.table import UNKNOWN
 from rca_llm.trace import Timeline
+from tests.traced import environment, texts, trace_code
 
-_USES = '''
+_USES = """
 import asyncio
 from rca_llm import probe, record, request, span, step
 
@@ -91,7 +91,7 @@ def drive():
     assert inspect.isgeneratorfunction(numbers) and inspect.isasyncgenfunction(stream)
     print("driven")
 drive()
-'''
+"""
 
 
 def test_decorated_functions_behave_as_before_and_are_recorded(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def _samples(timeline: Timeline, prefix: str) -> dict[str, float]:
     return {str(metric): value for metric, value in pairs if str(metric).startswith(prefix)}
 
 
-_FOLLOW = '''
+_FOLLOW = """
 import asyncio, multiprocessing, os, threading
 from concurrent.futures import ThreadPoolExecutor
 from rca_llm import request, span
@@ -212,7 +212,7 @@ def child(id):
 if __name__ == "__main__":
     process = multiprocessing.get_context("spawn").Process(target=child, args=["E"])
     process.start(); process.join()
-'''
+"""
 
 
 def test_request_scopes_follow_tasks_threads_and_processes(tmp_path: Path) -> None:
@@ -253,8 +253,9 @@ def test_request_events_become_a_request(tmp_path: Path) -> None:
     assert rows["D"]["finished"] == UNKNOWN
     assert rows["C"]["arrival"] < rows["C"]["finished"]
     assert texts(timeline, "tokens", "request") == ["A", "A", "A"]
-    marks = list(zip(texts(timeline, "marks", "name"), texts(timeline, "marks", "request"),
-                     strict=True))
+    marks = list(
+        zip(texts(timeline, "marks", "name"), texts(timeline, "marks", "request"), strict=True)
+    )
     assert marks == [
         ("queued", "A"),
         ("scheduled", "A"),
@@ -283,11 +284,7 @@ def test_steps_hold_their_batch(tmp_path: Path) -> None:
 
 
 def test_garbage_collections_are_spans(tmp_path: Path) -> None:
-    code = (
-        "import gc\n"
-        "keep = [[] for _ in range(300_000)]\n"
-        "gc.collect()\n"
-    )
+    code = "import gc\nkeep = [[] for _ in range(300_000)]\ngc.collect()\n"
     timeline = trace_code(tmp_path, code).timeline()
     kinds = texts(timeline, "ranges", "kind")
     assert "gc" in kinds

@@ -25,6 +25,8 @@ def _start_probes():
         os.path.join(folder, "__init__.py"),
         submodule_search_locations=[folder],
     )
+    if spec is None or spec.loader is None:
+        return
     module = module_from_spec(spec)
     sys.modules[spec.name] = module
     try:

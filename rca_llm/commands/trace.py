@@ -13,7 +13,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 
 
-class _Amount(click.ParamType):
+class _Amount(click.ParamType[float]):
     """A number with a unit: `name` says of what, `units` gives each unit's factor."""
 
     def __init__(self, name: str, units: dict[str, float]) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from rca_llm.errors import RcaError, UnreadableInput
 from rca_llm.probes import format as layout
 from rca_llm.readers import cupti, run_states
-from rca_llm.readers.closing import close_ranges
 from rca_llm.readers.files import Source, entries, source
+from rca_llm.readers.mending import mend
 from rca_llm.readers.run_requests import Requests
 from rca_llm.readers.segments import Codes, Segment, coded, parse
 from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Mask, Table
@@ -111,8 +111,8 @@ class _Reading:
         self._finish_requests()
         self.timeline.add("states", run_states.states(self._looks(), self.strings))
         self._gpu()
-        close_ranges(self.timeline, "run")
         self._close_steps()
+        mend(self.timeline)
 
     def _read(self, segment: Segment) -> None:
         codes = segment.codes(self.strings)
@@ -288,7 +288,9 @@ class _Reading:
         keys = cells["d"][places].astype(np.int64) << 32 | cells["e"][places]
         for key in np.unique(keys).tolist():
             own = keys == key
-            rows = np.stack([cells["a"][places[own]], cells["b"][places[own]], cells["a"][more[own]]])
+            rows = np.stack(
+                [cells["a"][places[own]], cells["b"][places[own]], cells["a"][more[own]]]
+            )
             self.looks.setdefault((key >> 32, key & 0xFFFFFFFF), []).append(rows)
 
     def _looks(self) -> dict[tuple[int, int], run_states.Looks]:

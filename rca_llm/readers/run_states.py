@@ -25,7 +25,9 @@ Looks = tuple[Ints, Ints, Ints]
 def states(looks: dict[tuple[int, int], Looks], strings: Strings) -> Table:
     """Rows of `states` for threads by (process, thread)."""
     parts = [_thread(pid, tid, found, strings) for (pid, tid), found in looks.items()]
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
+    columns = (
+        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
+    )
     return Table(STATES, columns)
 
 
@@ -39,7 +41,9 @@ def _thread(pid: int, tid: int, looks: Looks, strings: Strings) -> dict[str, Int
     runs = _kept(span, ran)
     start = np.concatenate([begin[waits], (begin + waited)[runs]])
     end = np.concatenate([(begin + waited)[waits], (begin + waited + ran)[runs]])
-    state = np.repeat([strings.code("runnable"), strings.code("running")], [waits.sum(), runs.sum()])
+    state = np.repeat(
+        [strings.code("runnable"), strings.code("running")], [waits.sum(), runs.sum()]
+    )
     order = np.argsort(start, kind="stable")
     return {
         "process": np.full(len(start), pid),
