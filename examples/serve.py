@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -24,7 +25,10 @@ from server.engine import Deliver, Engine
 from server.http import serve_connection
 from server.model import Model, Transformer
 from server.scheduler import Limits, Scheduler
-from server.weights import WeightsError, load_weights, make_weights
+from server.weights import Weights, WeightsError, load_weights, make_weights
+
+Build = Callable[[ModelConfig, Weights, int], Model]
+"""Makes a model of its sizes, its weights and the slots of its KV cache."""
 
 
 def options() -> argparse.ArgumentParser:
@@ -51,12 +55,12 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def load_model(arguments: argparse.Namespace) -> Transformer:
+def load_model(arguments: argparse.Namespace, build: Build) -> Model:
     """Make the weights where there are none, and load them."""
     if not (arguments.weights / "config.json").exists():
         make_weights(arguments.weights, ModelConfig(layers=arguments.layers))
     config, weights = load_weights(arguments.weights)
-    return Transformer(config, weights, slots=arguments.kv_blocks * arguments.block_size)
+    return build(config, weights, arguments.kv_blocks * arguments.block_size)
 
 
 async def serve(arguments: argparse.Namespace, model: Model, log: TextIO | None) -> None:
@@ -116,11 +120,11 @@ def run(arguments: argparse.Namespace, model: Model) -> None:
         asyncio.run(serve(arguments, model, log))
 
 
-def main() -> int:
-    """Load and serve; 2 with one line on stderr where that cannot start."""
+def main(build: Build = Transformer) -> int:
+    """Load the model that `build` makes and serve; 2 with a line on stderr where that fails."""
     arguments = options().parse_args()
     try:
-        run(arguments, load_model(arguments))
+        run(arguments, load_model(arguments, build))
     except (WeightsError, OSError, ValueError) as error:
         print(f"serve.py: {error}", file=sys.stderr)
         return 2

@@ -337,3 +337,15 @@ def test_a_failing_model_ends_every_request_and_shows(capsys: pytest.CaptureFixt
     reasons = generate(Broken(), Scheduler(Limits(), BlockPool(8, BLOCK)), some_sequences())
     assert set(reasons.values()) == {"error"}
     assert "broken on purpose" in capsys.readouterr().err
+
+
+def test_the_torch_model_computes_the_same(weights: Weights) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: the torch example is not tried")
+    from examples.server.torch_model import load_torch_model
+
+    model, ours = load_torch_model(SMALL, weights, SLOTS), Transformer(SMALL, weights, SLOTS)
+    one, other = blocks(30), blocks(18, first=1)
+    prefill = Batch.of([Chunk(TOKENS[:9], 0, one), Chunk(TOKENS[5:22], 0, other)], BLOCK)
+    mixed = Batch.of([Chunk(TOKENS[9:30], 9, one), Chunk(TOKENS[22:23], 17, other)], BLOCK)
+    for batch in (prefill, mixed):
+        np.testing.assert_allclose(model.forward(batch), ours.forward(batch), atol=2e-4)

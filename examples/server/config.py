@@ -53,7 +53,11 @@ class ModelConfig:
         if not isinstance(stored, dict):
             raise ValueError("not a JSON object")
         values = cast("dict[str, Any]", stored)
-        types = {name: type(value) for name, value in asdict(cls()).items()}
-        if {name: type(value) for name, value in values.items()} != types:
+        if [(name, type(value)) for name, value in values.items()] != _field_types(cls()):
             raise ValueError("not the fields of a model configuration")
         return cls(**values)
+
+
+def _field_types(config: ModelConfig) -> list[tuple[str, type]]:
+    """The names and types of the fields, in the order they are written."""
+    return [(name, type(value)) for name, value in asdict(config).items()]
