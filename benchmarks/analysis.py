@@ -28,6 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from rca_llm.readers.jsontext import split_events
+
 EVENTS = (250_000, 1_080_000, 4_000_000)
 KERNELS, CALLS, RANGES = 344_000, 580_000, 1_700_000
 
@@ -66,37 +68,41 @@ def repeated_kineto(trace: Path, events: int, target: Path) -> int:
     begin = text.index(b"[", text.index(b'"traceEvents"')) + 1
     end = text.rindex(b"]")
     body = text[begin:end].strip()
-    each = len(re.findall(rb'"ph": ?"', body))
-    copies = math.ceil(events / each)
-    parts = _MOVED.split(body)
-    time_step = _spread(_TIME, body)
-    id_step = max(map(int, re.findall(_ID, body))) + 1
+    chunks = [chunk for _, chunk in split_events(body)]
+    chunks[-1] += b",\n"
+    steps = _steps(body)
+    copies, rest = divmod(events, len(chunks))
+    shares = [chunks] * copies + [chunks[:rest]] * bool(rest)
     with gzip.open(target, "wb", 6) as out:
         out.write(text[:begin])
-        for copy in range(copies):
-            out.write(b",\n" if copy else b"\n")
-            out.write(b"".join(_moved(parts, copy * time_step, copy * id_step)))
+        for copy, share in enumerate(shares):
+            moved = _moved(b"".join(share), *(copy * step for step in steps))
+            out.write(moved if copy < len(shares) - 1 else moved.rstrip(b", \n"))
         out.write(b"\n" + text[end:])
-    return copies * each
+    return events
+
+
+def _steps(body: bytes) -> tuple[int, int]:
+    """How far times and ids must be moved for a copy to follow: beyond the span of each."""
+    times = sorted(map(int, re.findall(_TIME, body)))
+    span = times[-1] - times[len(times) // 100]  # a few times of 0 may be among them
+    return span + 1_000_000, max(map(int, re.findall(_ID, body))) + 1
+
+
+def _moved(body: bytes, time_step: int, id_step: int) -> bytes:
+    """The text of events with every time and id moved on."""
+
+    def move(match: re.Match[bytes]) -> bytes:
+        key, number = match.groups()
+        step = time_step if key.startswith(b'"ts"') else id_step
+        return b"%s%d" % (key, int(number) + step)
+
+    return _MOVED.sub(move, body)
 
 
 def _unpacked(path: Path) -> bytes:
     data = path.read_bytes()
     return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-
-
-def _spread(pattern: bytes, body: bytes) -> int:
-    """How far apart copies must be: the span of the times that are not far off the others."""
-    times = sorted(map(int, re.findall(pattern, body)))
-    return times[-1] - times[len(times) // 100] + 1_000_000
-
-
-def _moved(parts: Sequence[bytes], time_step: int, id_step: int) -> Iterator[bytes]:
-    """The text with every time and id moved on; parts are text, key, number, text, key …"""
-    yield parts[0]
-    for key, number, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
-        step = time_step if key.startswith(b'"ts"') else id_step
-        yield b"%s%d%s" % (key, int(number) + step, text)
 
 
 def repeated_nsys(export: Path, target: Path) -> int:

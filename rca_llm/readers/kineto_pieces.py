@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import pickle
@@ -90,7 +91,21 @@ def _again(source: Source) -> Content:
 def read_share(pieces: Pieces, indices: Iterable[int]) -> Share:
     """Read the pieces of these indices."""
     texts = Texts()
-    return Share([read_piece(piece, texts) for piece in pieces.take(indices)], list(texts))
+    with _collection_paused():
+        batches = [read_piece(piece, texts) for piece in pieces.take(indices)]
+    return Share(batches, list(texts))
+
+
+@contextmanager
+def _collection_paused() -> Generator[None]:
+    """No cyclic garbage collection: events form no cycles, and looking costs a tenth more."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def read_piece(piece: Piece, texts: Texts) -> Batch:
