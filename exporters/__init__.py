@@ -13,7 +13,9 @@ from rca_llm.errors import RcaError
 if TYPE_CHECKING:
     from rca_llm.exporters.base import Exporter
 
-FORMATS: dict[str, str] = {}
+FORMATS: dict[str, str] = {
+    "events": "RCA events, JSON lines, to be read again as they are",
+}
 """The formats of `rca-llm export`, each with what it is for; the module has the same name."""
 
 

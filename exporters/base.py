@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 class Exporter(Protocol):
     """Turns a report into one output format."""
 
-    is_directory: bool
-    """Whether the output is a folder of files (one a table) instead of one file."""
+    suffix: str
+    """How the name of such an output usually ends; empty for a folder of files."""
 
     def write(self, report: Report, target: Path) -> None:
-        """Write the report to `target`, which is an empty folder or does not exist.
+        """Write the report to `target`, a path at which nothing exists.
 
         Raises OSError where the target cannot be written, RcaError where a package is missing.
         """

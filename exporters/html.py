@@ -19,7 +19,7 @@ from rca_llm.exporters.verdict import listed
 if TYPE_CHECKING:
     from rca_llm.report import Report
 
-is_directory = False
+suffix = ".html"
 
 TEMPLATES = Path(__file__).parent / "templates"
 

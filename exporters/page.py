@@ -20,6 +20,7 @@ from rca_llm.exporters.verdict import (
     listed,
     root_cause,
     title,
+    traced_ranks,
     whole,
 )
 
@@ -70,7 +71,7 @@ def facts(summary: Summary) -> list[dict[str, str]]:
 
 
 def _span_term(summary: Summary) -> str:
-    ranks = len(summary["ranks"])
+    ranks = traced_ranks(summary)
     return TERMS["span"] if ranks < 2 else f"Sum of the spans of {ranks} ranks."
 
 

@@ -213,7 +213,7 @@ GRIDS: tuple[Grid, ...] = (
         [
             Column("kernel", "name"),
             Column("part", "class", "class"),
-            Column("also", "also", "class"),
+            Column("second part", "also", "class", "also"),
             Column("total", "total_ns", "ns", "sum"),
             Column("share", "share", "share"),
             Column("count", "count", "count"),

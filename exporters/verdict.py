@@ -68,9 +68,14 @@ def judged(summary: Summary) -> Judged:
 
 def whole(summary: Summary) -> Judged:
     """The partition of the whole trace."""
-    ranks = len(summary["ranks"])
+    ranks = traced_ranks(summary)
     of = "the traced time" if ranks < 2 else f"the traced time of {ranks} ranks"
     return Judged(of, 0, summary["shares"], summary["parts"])
+
+
+def traced_ranks(summary: Summary) -> int:
+    """How many ranks there is any record of; those that are missing have no span."""
+    return sum(bool(row["span_ns"]) for row in summary["ranks"])
 
 
 def _sum(rows: Iterable[Mapping[str, int] | None]) -> Mapping[str, int]:

@@ -86,9 +86,10 @@ function drawCollectives(grid) {
   const sums = [...groups.values()];
   if (!sums.some(([a, b]) => a + b)) return;
   const unit = unitFor(Math.max(...sums.map(([a, b]) => a + b)));
-  const side = (index, label, opacity) => ({ type: "bar", orientation: "h", name: label, y: names, x: sums.map((pair) => pair[index] / unit.factor), marker: { color: colour("communication"), opacity },
+  const hatched = { shape: "/", fillmode: "replace", fgcolor: colour("communication"), bgcolor: colour("paper"), size: 6, solidity: 0.4 };
+  const side = (index, label, pattern) => ({ type: "bar", orientation: "h", name: label, y: names, x: sums.map((pair) => pair[index] / unit.factor), marker: { color: colour("communication"), pattern },
     hovertext: sums.map((pair, row) => `${names[row]}<br>${label}: ${format(pair[index], "ns")}`), hoverinfo: "text" });
-  Plotly.react("collectives-plot", [side(0, "longest wait", 0.45), side(1, "transfer", 1)], layout({
+  Plotly.react("collectives-plot", [side(0, "longest wait", hatched), side(1, "transfer", {})], layout({
     height: 90 + names.length * 30, barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1.01, yanchor: "bottom" }, xaxis: { title: { text: unit.name } }, yaxis: { autorange: "reversed", showgrid: false },
   }), CONFIG);
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rca_llm.readers.events_restore import restore
 from rca_llm.readers.events_values import Values, as_dict, as_list
 from rca_llm.readers.mending import mend
 from rca_llm.table import Table, concat, known
@@ -100,6 +101,7 @@ class Builder:
         for type, count in self._unknown.items():
             timeline.note("dropped_records", count, f"type {type!r}", "unknown type; left out")
         self._settle_clock()
+        restore(timeline)
         mend(timeline)
         events = sum(len(timeline[name]) for name in _EVENTS)
         header, path = timeline.header, timeline.input.path
