@@ -429,6 +429,13 @@ def test_a_database_cut_short(tmp_path: Path) -> None:
     assert [finding.code for finding in timeline.findings] == ["truncated"]
 
 
+def test_a_database_cut_before_its_events(tmp_path: Path) -> None:
+    path = many(tmp_path)
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(UnreadableInput, match=r"many: byte 5000: expected .* pages of the"):
+        read(path)
+
+
 def test_a_cut_gzip(tmp_path: Path) -> None:
     packed = gzip.compress(many(tmp_path).read_bytes())
     path = tmp_path / "cut.gz"

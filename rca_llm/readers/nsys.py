@@ -46,22 +46,30 @@ def read_sqlite(name: str, path: Path) -> Trace:
     """The trace of a SQLite export; `name` is what the user calls it."""
     try:
         with _settled(path) as settled, Database(settled) as database:
-            trace = trace_of(name, _SqliteTables(database))
-            _note_damage(trace, database)
-            return trace
+            return _read(name, database)
     except DamagedDatabase as error:
         raise UnreadableInput(f"{name}: {error}") from None
 
 
-def _note_damage(trace: Trace, database: Database) -> None:
-    lost = [
-        f"{count} {what}"
-        for count, what in ((database.lost_pages, "pages"), (database.lost_rows, "rows"))
-        if count
-    ]
-    if lost:
-        detail = f"{' and '.join(lost)} of the database are missing or damaged"
-        trace.timelines[0].note("truncated", database.lost_pages + database.lost_rows, "", detail)
+def _read(name: str, database: Database) -> Trace:
+    try:
+        trace = trace_of(name, _SqliteTables(database))
+    except UnreadableInput:
+        if damage := _damage(database):
+            raise DamagedDatabase(
+                f"byte {database.size}: expected tables of events; {damage}"
+            ) from None
+        raise
+    lost = database.lost_pages + database.lost_rows
+    trace.timelines[0].note("truncated", lost, f"byte {database.size}", _damage(database))
+    return trace
+
+
+def _damage(database: Database) -> str:
+    """What of the database could not be read, empty where nothing was missing."""
+    counts = ((database.lost_pages, "pages"), (database.lost_rows, "rows"))
+    lost = [f"{count} {what}" for count, what in counts if count]
+    return f"{' and '.join(lost)} of the database are missing or damaged" if lost else ""
 
 
 @contextlib.contextmanager

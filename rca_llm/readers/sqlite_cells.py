@@ -133,8 +133,9 @@ def fields(cells: Cells, wanted: Collection[int]) -> tuple[dict[int, Field], Mas
     A record may be shorter than its table is wide: columns that were added later are NULL there.
     """
     size, taken = varints(cells.data, cells.at)
-    place, header_end, value = cells.at + taken, cells.at + size, cells.at + size
-    sound = header_end <= cells.end
+    place, header_end = cells.at + taken, cells.at + size
+    sound = (size > 0) & (header_end <= cells.end)
+    value = np.where(sound, header_end, cells.at)
     found: dict[int, Field] = {}
     for number in range(max(wanted, default=-1) + 1):
         kind, taken = varints(cells.data, np.minimum(place, cells.end))

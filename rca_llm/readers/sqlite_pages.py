@@ -67,7 +67,8 @@ class _Layout(NamedTuple):
 class Database:
     """A SQLite file, open for reading; it is never written to.
 
-    `lost_pages` and `lost_rows` count what was asked for so far and is missing or damaged.
+    `size` is that of the file in bytes; `lost_pages` and `lost_rows` count what was asked for so
+    far and is missing or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -80,7 +81,8 @@ class Database:
         if self._page < 512 or self._page & (self._page - 1):
             raise DamagedDatabase(f"byte 16: expected a page size, found {size}")
         self._usable = self._page - head[20]
-        self._pages = os.fstat(self._file.fileno()).st_size // self._page
+        self.size = os.fstat(self._file.fileno()).st_size
+        self._pages = self.size // self._page
         self.encoding = _ENCODINGS.get(int.from_bytes(head[56:60], "big"), "utf-8")
         self.lost_pages = self.lost_rows = 0
         self._layouts: dict[str, _Layout] = {}
@@ -210,7 +212,7 @@ class Database:
         base = np.arange(len(numbers)) * self._page
         head = base + np.where(numbers == 1, _head(1), 0)
         count = pairs(data, head + 3)
-        sound = (data[head] == _LEAF) & (count * 2 + 8 <= self._usable)
+        sound = (data[head] == _LEAF) & (head - base + 8 + 2 * count <= self._usable)
         self.lost_pages += int(np.count_nonzero(~sound))
         base, head, count = base[sound], head[sound], count[sound]
         slot = np.repeat(head + 8 - 2 * (np.cumsum(count) - count), count)
