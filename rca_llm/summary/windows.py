@@ -118,12 +118,16 @@ _MANY = 10_000
 """More top-level ranges than this are no windows that anybody would read."""
 
 
+_NO_WINDOWS = ("cpu_op", "python", "osrt", "cuda")
+"""Domains of operators, Python functions, system calls and CUDA's own work: parts of a window."""
+
+
 def _top_ranges(member: Member) -> tuple[list[str], Ints, Ints]:
     """The outermost named ranges of a rank within its window; operators are none."""
     recording, partition = member
     timeline, rank = recording.timeline, partition.rank
     ranges = timeline["ranges"]
-    operators = among(ranges["domain"], [timeline.strings.find(d) for d in ("cpu_op", "python")])
+    operators = among(ranges["domain"], [timeline.strings.find(d) for d in _NO_WINDOWS])
     rows = np.flatnonzero(
         among(ranges["process"], [*rank.processes, UNKNOWN])
         & ~operators
