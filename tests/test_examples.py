@@ -68,7 +68,7 @@ class Server:
         deadline = time.monotonic() + PATIENCE
         while not met(self.health()):
             assert time.monotonic() < deadline, self.health()
-            time.sleep(0.05)
+            time.sleep(0.01)
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
         """Signal the server and wait: status, stdout, stderr."""
@@ -279,13 +279,13 @@ def test_a_client_that_leaves_frees_its_place(server: Server) -> None:
 def test_a_signal_lets_open_requests_end(tmp_path: Path, weights: Path, number: int) -> None:
     with serving(tmp_path, weights, "--grace", "60") as running, ThreadPoolExecutor(1) as pool:
         idle = socket.create_connection(("127.0.0.1", running.port), PATIENCE)
-        answer = pool.submit(running.complete, prompt=PROMPT, max_tokens=300, ignore_eos=True)
+        answer = pool.submit(running.complete, prompt=PROMPT, max_tokens=900, ignore_eos=True)
         running.wait_for(lambda health: health["running"] == 1)
         status, stdout, stderr = running.end(number)
         assert (status, stderr) == (0, "")
         assert stdout == f"listening on http://127.0.0.1:{running.port}\n"
         code, body = answer.result()
-        assert (code, body["usage"]["completion_tokens"]) == (200, 300)
+        assert (code, body["usage"]["completion_tokens"]) == (200, 900)
         idle.close()
 
 
@@ -315,6 +315,20 @@ def test_a_server_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert str(tmp_path) in done.stderr
+
+
+def test_a_port_that_is_taken_is_named_in_one_line(server: Server, weights: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "serve.py"), "--port", str(server.port)]
+    done = subprocess.run(
+        [*command, "--weights", str(weights)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert str(server.port) in done.stderr
 
 
 def load(server: Server, *options: str) -> subprocess.CompletedProcess[str]:

@@ -137,8 +137,10 @@ class Api:
 
     def _admit(self, headers: Mapping[str, str]) -> str:
         """The request's id; HttpError where it cannot be taken now or the id is unusable."""
-        if self.draining or self.engine.failed:
+        if self.draining:
             raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping", close=True)
+        if self.engine.failed:
+            raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, "the engine has failed")
         if self.engine.status()["waiting"] >= self._capacity.waiting:
             raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests are waiting")
         id = headers.get("x-request-id")

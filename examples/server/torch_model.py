@@ -77,7 +77,7 @@ class Attention(nn.Module):
         keys = self.keys[context].repeat_interleave(self.config.group, dim=1)
         values = self.values[context].repeat_interleave(self.config.group, dim=1)
         seen = torch.ones(len(queries), len(context), dtype=torch.bool, device=queries.device)
-        mixed = functional.scaled_dot_product_attention(
+        mixed: Tensor = functional.scaled_dot_product_attention(
             queries.transpose(0, 1),
             keys.transpose(0, 1),
             values.transpose(0, 1),
@@ -116,7 +116,8 @@ class Block(nn.Module):
     def forward(self, state: Tensor, batch: Pass) -> Tensor:
         """The layer's output."""
         state = state + self.attention(self.attention_norm(state), batch)
-        return state + self.mlp(self.mlp_norm(state))
+        out: Tensor = state + self.mlp(self.mlp_norm(state))
+        return out
 
 
 class TorchTransformer(nn.Module):
