@@ -14,7 +14,7 @@ from rca_llm import intervals
 from rca_llm.attribute.codes import GRAPH_LAUNCH, JIT, LAUNCH
 from rca_llm.attribute.job import Job, Member
 from rca_llm.attribute.links import among
-from rca_llm.attribute.parts import PARTS, codes
+from rca_llm.attribute.parts import CODE, PARTS, codes
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.requests import Life
 from rca_llm.hints.model import Charge
@@ -29,6 +29,8 @@ Spans = tuple[Ints, Ints]
 
 WARM_UP = 5
 """Steps that the steady window leaves out at the beginning."""
+
+_INTERFERENCE = CODE["scheduling.prefill_interference"]
 
 _ENGINES = ("vllm", "sglang", "tensorrt", "transformers", "llama")
 
@@ -131,9 +133,68 @@ class Case:
         places = np.flatnonzero(~jit)
         return places[places >= WARM_UP] if len(parts) > 2 * WARM_UP else places
 
-    def loads(self) -> list[tuple[Recording, Table]]:
-        """Every recording with its device records."""
-        return [(recording, recording.timeline["gpu"]) for recording in self.job.recordings]
+    def of_steps(self, parts: Sequence[str], spans: Spans | None = None) -> Loss:
+        """The time of some parts within steps, against that of the steps, of the worst rank.
+
+        Without steps the rank's whole window is judged.
+        """
+        wanted = codes(parts)
+        within = None if spans is None else _as_pieces(spans)
+        found = [self._of_steps(member, wanted, within) for member in self.job.ranks]
+        return max(found, key=lambda loss: loss.ns, default=Loss(0, 0, 0))
+
+    def _of_steps(self, member: Member, wanted: Ints, within: Pieces | None) -> Loss:
+        _, partition = member
+        segments, steps = partition.segments, len(partition.steps)
+        inside = segments.step >= 0 if steps else np.ones(len(segments), bool)
+        ns, *_ = _charged(segments.take(np.flatnonzero(inside)).pieces, wanted, within)
+        if not steps:
+            return Loss(ns, partition.rank.span, 0)
+        return Loss(ns, int((segments.end - segments.start)[inside].sum()), steps)
+
+    def charge_steps(self, excess: Mapping[tuple[int, int], int], total: int) -> Charge:
+        """The charge of time lost in single steps, for every request that is in them.
+
+        `excess` is by recording (an index) and row of its steps, ns; `total` is what it is compared
+        with where there are no requests.
+        """
+        recordings = {id(r): number for number, r in enumerate(self.job.recordings)}
+        found: list[tuple[Life, int, int | None, int | None]] = []
+        for life in self.lives:
+            recording = self.recording_of(life)
+            number = -1 if recording is None else recordings[id(recording)]
+            own = np.unique(life.step[(life.step >= 0) & (life.pieces.label != _INTERFERENCE)])
+            ns = sum(excess.get((number, row), 0) for row in own.tolist())
+            if ns:
+                found.append((life, ns, None, None))
+        lost = sum(excess.values())
+        return over(found) if self.lives else Charge(lost, total, population="the steps")
+
+    def recording_of(self, life: Life) -> Recording | None:
+        """The recording that tells of a request's steps, else the first that tells of it at all."""
+        id = life.request.id
+        knows = [r for r in self.job.recordings if r.timeline.strings.find(id) >= 0]
+        with_steps = [r for r in knows if len(r.steps)]
+        return next(iter(with_steps or knows), None)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Time lost within the steps of a rank: `ns` out of `total`, over `steps` steps."""
+
+    ns: int
+    total: int
+    steps: int
+
+    @property
+    def share(self) -> float:
+        """The fraction of the step time."""
+        return self.ns / self.total if self.total else 0.0
+
+    @property
+    def a_step(self) -> int:
+        """The loss in one step, ns; the whole where there are no steps."""
+        return self.ns // (self.steps or 1)
 
 
 def over(found: Sequence[tuple[Life, int, int | None, int | None]]) -> Charge:

@@ -128,13 +128,6 @@ def _asynchronous(recording: Recording, rows: Ints) -> Mask:
     return (found >= 0) & (recording.calls[np.maximum(found, 0)] == COPY)
 
 
-def _moved_time(case: Case) -> int:
-    """The time that copies are compared with: of the requests, else of steps or the window."""
-    if case.lives:
-        return int(case.totals.sum())
-    return records.step_time(case)
-
-
 @rule(
     "R18",
     "PAGEABLE-COPY",
@@ -153,10 +146,10 @@ def pageable_copies(case: Case) -> Hint | None:
     copies = copies.take(copies.pageable & copies.inside)
     if not len(copies):
         return None
-    charge = case.charge(COPY_PARTS, intervals.union(*copies.spans))
+    spans = intervals.union(*copies.spans)
+    loss, charge = case.of_steps(COPY_PARTS, spans), case.charge(COPY_PARTS, spans)
     blocking = copies.asynchronous & copies.decode & (copies.size > limits["async_bytes"])
-    much = charge.ns >= limits["step_share"] * _moved_time(case)
-    if not charge.ns or not (much or blocking.any()):
+    if not charge.ns or not (loss.share >= limits["step_share"] or blocking.any()):
         return None
     speed = copies.rate
     return Hint(
@@ -169,6 +162,7 @@ def pageable_copies(case: Case) -> Hint | None:
             "bytes": copies.bytes,
             "copy_ns": copies.lasting,
             "rate_bytes_s": speed,
+            "step_share": loss.share,
             "asynchronous_in_decode": int(blocking.sum()),
         },
     )

@@ -1,1 +1,338 @@
-"""Rules about gates."""
+"""Gates: what is wrong with the data, before anything is concluded from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rca_llm import intervals
+from rca_llm.attribute.calls import operation
+from rca_llm.attribute.codes import GRAPH_LAUNCH, LAUNCH
+from rca_llm.attribute.job import Member
+from rca_llm.attribute.links import among
+from rca_llm.attribute.partition import Recording
+from rca_llm.hints import records
+from rca_llm.hints.case import Case, rank_rows
+from rca_llm.hints.model import Charge, Hint, Stage, rule
+from rca_llm.hints.wording import percent, plural, time
+from rca_llm.intervals import Pieces
+from rca_llm.table import NO_TEXT, Ints, Mask, known
+from rca_llm.trace import KERNEL
+
+
+def _findings(case: Case, *codes: str) -> list[dict[str, Any]]:
+    return [row for row in case.summary["quality"] if row["code"] in codes]
+
+
+def _count(rows: Sequence[dict[str, Any]]) -> int:
+    return sum(int(row["count"]) for row in rows)
+
+
+def _nothing(case: Case, part: str | None = None) -> Charge:
+    """The charge of a gate: the time it makes unknown, if any."""
+    return case.charge((part,)) if part else Charge(0, 0)
+
+
+@rule(
+    "G1",
+    "NO-GPU-ACTIVITY",
+    "unknown",
+    Stage.GATE,
+    disproof="device records of that process in another capture of the same run",
+)
+def not_traced(case: Case) -> Hint | None:
+    """A process launched work, or a rank is expected, but no device record tells of it.
+
+    Symptom: launches without any kernel, a busy device without kernels, a rank without a file.
+    Source: threads A01-A22. Effect: ranks are not compared.
+    """
+    blind, missing = _findings(case, "not_traced"), _findings(case, "missing_rank")
+    busy = _busy_without_kernels(case)
+    if not (blind or missing or busy is not None):
+        return None
+    places = [str(row["where"]) for row in (*blind, *missing)]
+    first = places[0] if places else f"device {busy}"
+    if blind:
+        title = f"{first[:1].upper()}{first[1:]} launched work but none was recorded"
+        title += "; its GPU is not idle - it was not traced"
+    elif missing:
+        title = f"{plural(_count(missing), 'rank')} of this job left no data"
+    else:
+        title = f"Device {busy} was busy, but no kernel was recorded"
+    return Hint(
+        title,
+        "high",
+        _nothing(case, "unknown.not_traced"),
+        {
+            "ranks_not_traced": _count(blind),
+            "ranks_missing": _count(missing),
+            "where": "; ".join(places[:8]),
+        },
+        unjudged=True,
+    )
+
+
+def _busy_without_kernels(case: Case) -> int | None:
+    """A device that reports use while the whole trace has no kernel."""
+    if case.summary["totals"]["kernels"] or case.summary["totals"]["graph_launches"]:
+        return None
+    limit = case.limits("G1")["utilization"]
+    for recording in case.job.recordings:
+        table = recording.timeline["samples"]
+        rows = table["metric"] == recording.timeline.strings.find("gpu.utilization")
+        for device in np.unique(table["device"][rows]).tolist():
+            values = [value for _, value in records.samples(case, "gpu.utilization", device)]
+            scale = 100 if max(values, default=0) > 1 else 1
+            if values and np.median(values) / scale > limit:
+                return int(device)
+    return None
+
+
+@rule(
+    "G2",
+    "RECORDS-LOST",
+    "unknown",
+    Stage.GATE,
+    disproof="as many kernels as launches, and as many graph nodes in every replay",
+)
+def records_lost(case: Case) -> Hint | None:
+    """Device work was not recorded.
+
+    Symptom: dropped records; over `launch_share` launches without a kernel; graph replays with
+    less than `graph_share` of their median kernels, or under `covered` of all replays complete.
+    Source: threads A24-A26, A36-A41, B62. Effect: no hint reads idle time.
+    """
+    limits = case.limits("G2")
+    dropped = _count([r for r in _findings(case, "dropped_records") if "type" not in r["where"]])
+    launches = bare = replays = thin = empty = 0
+    for member in case.job.ranks:
+        if member[1].rank.traced:
+            one, two = _bare_launches(member)
+            launches, bare = launches + one, bare + two
+            three, four, five = _thin_replays(member, limits["graph_share"])
+            replays, thin, empty = replays + three, thin + four, empty + five
+    covered = 1 - (thin + empty) / replays if replays else None
+    lost = bare > limits["launch_share"] * launches
+    uncovered = covered is not None and covered < limits["covered"]
+    if not (dropped or lost or thin or uncovered):
+        return None
+    return Hint(
+        _loss_in_words(dropped, bare if lost else 0, launches, thin + empty, replays)
+        + "; idle time there is unknown",
+        "high",
+        _nothing(case, "unknown.not_recorded"),
+        {
+            "dropped_records": dropped,
+            "launches": launches,
+            "launches_without_kernel": bare,
+            "graph_replays": replays,
+            "replays_with_too_few_kernels": thin,
+            "replays_without_kernels": empty,
+        },
+        unjudged=True,
+    )
+
+
+def _loss_in_words(dropped: int, bare: int, launches: int, thin: int, replays: int) -> str:
+    texts = [
+        f"{plural(dropped, 'record')} were dropped" if dropped else "",
+        f"{percent(bare / launches)} of {launches:,} launches left no kernel" if bare else "",
+        f"{thin:,} of {replays:,} graph replays were not fully recorded" if thin else "",
+    ]
+    return "GPU work was not recorded: " + ", ".join(filter(None, texts))
+
+
+def _bare_launches(member: Member) -> tuple[int, int]:
+    """How many kernel launches a rank made outside captures, and how many left no kernel."""
+    recording, _ = member
+    api, gpu = recording.timeline["api"], recording.timeline["gpu"]
+    mine = rank_rows(member, api) & (recording.calls == LAUNCH) & known(api["correlation"])
+    rows = np.flatnonzero(mine & ~_host_functions(recording) & ~_capturing(recording))
+    seen = gpu["correlation"][rank_rows(member, gpu)]
+    return len(rows), int(np.isin(api["correlation"][rows], seen, invert=True).sum())
+
+
+def _host_functions(recording: Recording) -> Mask:
+    """Launches of functions that run on the host."""
+    api, strings = recording.timeline["api"], recording.timeline.strings
+    used = [int(code) for code in np.unique(api["name"]) if code >= 0]
+    wanted = [code for code in used if "HostFunc" in strings[code]]
+    return among(api["name"], wanted)
+
+
+def _capturing(recording: Recording) -> Mask:
+    """Calls made while a stream of their process was being captured: these run nothing."""
+    api, strings = recording.timeline["api"], recording.timeline.strings
+    found = np.zeros(len(api), bool)
+    used = [int(code) for code in np.unique(api["name"]) if code >= 0]
+    begins = [code for code in used if operation(strings[code]).startswith("StreamBeginCapture")]
+    ends = [code for code in used if operation(strings[code]).startswith("StreamEndCapture")]
+    if not begins or not ends:
+        return found
+    for process in np.unique(api["process"]).tolist():
+        mine = api["process"] == process
+        opened = np.sort(api["start"][mine & among(api["name"], begins)])
+        closed = np.sort(api["end"][mine & among(api["name"], ends)])
+        place = np.searchsorted(closed, opened, "right")
+        opened, place = opened[place < len(closed)], place[place < len(closed)]
+        start, end = intervals.union(opened, closed[place])
+        spans = Pieces(start, end, np.zeros(len(start), np.int64))
+        found |= mine & (intervals.at(spans, api["start"]) >= 0)
+    return found
+
+
+def _thin_replays(member: Member, share: float) -> tuple[int, int, int]:
+    """A rank's graph launches, those with far too few kernels, and those without any.
+
+    The last one is left out, since the trace may end within it; a replay recorded as one piece is
+    complete.
+    """
+    recording, _ = member
+    api, gpu = recording.timeline["api"], recording.timeline["gpu"]
+    rows = np.flatnonzero(rank_rows(member, api) & (recording.calls == GRAPH_LAUNCH))
+    rows = rows[np.argsort(api["start"][rows], kind="stable")][:-1]
+    if not len(rows):
+        return 0, 0, 0
+    linked = recording.links.api_row
+    work = np.bincount(linked[linked >= 0], minlength=len(api))[rows]
+    nodes = (linked >= 0) & (gpu["kind"] == KERNEL)
+    kernels = np.bincount(linked[nodes], minlength=len(api))[rows]
+    graph = _graph_of(recording, nodes, len(api))[rows]
+    thin = 0
+    for one in np.unique(graph[kernels > 0]).tolist():
+        counts = kernels[(graph == one) & (kernels > 0)]
+        thin += int((counts < share * np.median(counts)).sum())
+    return len(rows), thin, int((work == 0).sum())
+
+
+def _graph_of(recording: Recording, nodes: Mask, calls: int) -> Ints:
+    """What tells the graphs of launches apart: their first node's number or kernel."""
+    gpu, linked = recording.timeline["gpu"], recording.links.api_row
+    found = np.full(calls, NO_TEXT, np.int64)
+    rows = np.flatnonzero(nodes)[::-1]
+    numbered = known(gpu["graph_node"][rows])
+    told = np.where(numbered, gpu["graph_node"][rows], gpu["name"][rows])
+    found[linked[rows]] = told
+    return found
+
+
+@rule(
+    "G3",
+    "IMPOSSIBLE-TIMES",
+    "unknown",
+    Stage.GATE,
+    disproof="the same durations in a capture by another tool",
+)
+def impossible_times(case: Case) -> Hint | None:
+    """Records have times that cannot be true, and were repaired.
+
+    Symptom: no start, an end before the start, or a duration that the repair calls impossible.
+    Source: threads A40, B15-B26. Effect: the repaired values are used; both stand in `quality`.
+    """
+    rows = _findings(case, "impossible_duration", "negative_duration", "no_timestamp")
+    if not rows:
+        return None
+    return Hint(
+        f"{plural(_count(rows), 'record')} have impossible times and were repaired:"
+        f" {rows[0]['detail']}",
+        "medium",
+        Charge(0, 0),
+        {row["code"]: row["count"] for row in rows},
+        unjudged=True,
+    )
+
+
+@rule(
+    "G4",
+    "CLOCK-SKEW",
+    "unknown",
+    Stage.GATE,
+    disproof="clocks read against each other during the run",
+)
+def clock_skew(case: Case) -> Hint | None:
+    """Host, device or rank clocks differ.
+
+    Symptom: more than `pair_share` of kernels start before their launch, or ends of collectives
+    differ between ranks by more than `end_ns`. Source: threads A26, B29-B32, B53-B55. Effect: waits
+    below the difference are not judged.
+    """
+    limits = case.limits("G4")
+    early = _count(_findings(case, "launch_after_start"))
+    linked = sum(int(np.count_nonzero(r.links.api_row >= 0)) for r in case.job.recordings)
+    skew = end_skew(case)
+    if early <= limits["pair_share"] * linked and skew <= limits["end_ns"]:
+        return None
+    parts = [
+        f"{early:,} of {linked:,} kernels start before their launch" if early else "",
+        f"ends of collectives differ by {time(skew)} between ranks" if skew else "",
+    ]
+    return Hint(
+        f"Clocks differ: {' and '.join(filter(None, parts))}; waits below that are not judged",
+        "medium",
+        Charge(0, 0),
+        {"early_kernels": early, "linked_kernels": linked, "collective_end_skew_ns": skew},
+        unjudged=True,
+    )
+
+
+def end_skew(case: Case) -> int:
+    """The median difference between ranks of the ends of one collective, ns."""
+    spread = [
+        max(part.end for part in one.parts) - min(part.end for part in one.parts)
+        for one in case.job.collectives
+        if one.complete
+    ]
+    return int(np.median(spread)) if spread else 0
+
+
+@rule(
+    "G5",
+    "PERTURBED",
+    "unknown",
+    Stage.GATE,
+    disproof="the same step time without tracing",
+)
+def perturbed(case: Case) -> Hint | None:
+    """Tracing itself slowed the run.
+
+    Symptom: the input says so. Source: threads A34, A37, A45, A46. Effect: hints about the host and
+    launching are less sure.
+    """
+    rows = _findings(case, "tracer_overhead")
+    if not rows:
+        return None
+    return Hint(
+        f"Tracing itself costs time: {rows[0]['detail'] or rows[0]['where']}",
+        "medium",
+        Charge(0, 0),
+        {"findings": _count(rows)},
+        unjudged=True,
+    )
+
+
+@rule(
+    "G6",
+    "STEP-COVERAGE",
+    "unknown",
+    Stage.GATE,
+    disproof="steps that really had nothing to compute",
+)
+def step_coverage(case: Case) -> Hint | None:
+    """Some steps contain no device work while their neighbours have plenty.
+
+    Symptom: finding `steps_without_gpu`. Source: threads B19, A26. Effect: hints that read idle time
+    are less sure.
+    """
+    rows = _findings(case, "steps_without_gpu")
+    if not rows:
+        return None
+    return Hint(
+        f"{plural(_count(rows), 'step')} contain no GPU work ({rows[0]['detail']}); their idle time"
+        " says nothing",
+        "medium",
+        Charge(0, 0),
+        {"steps_without_gpu": _count(rows)},
+        unjudged=True,
+    )

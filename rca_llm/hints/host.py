@@ -6,12 +6,20 @@ import re
 
 import numpy as np
 
+from rca_llm import intervals
+from rca_llm.attribute.codes import ALLOC, COPY_SYNC, SYNC
+from rca_llm.attribute.job import Member
+from rca_llm.attribute.links import among
+from rca_llm.attribute.parts import codes
+from rca_llm.attribute.partition import Recording
 from rca_llm.hints import records
-from rca_llm.hints.case import Case
-from rca_llm.hints.model import Hint, Stage, rule
+from rca_llm.hints.case import Case, Loss, Spans, rank_rows
+from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.records import Span
-from rca_llm.hints.wording import plural, time
+from rca_llm.hints.wording import name, percent, plural, time
 from rca_llm.summary.stats import percentile
+from rca_llm.table import Ints, known
+from rca_llm.trace import KERNEL, MEMCPY
 
 _GENERATION = re.compile(r"gen(?:eration)?\W{0,3}(\d)", re.I)
 
@@ -77,4 +85,617 @@ def _growing(found: list[Span]) -> bool | None:
     return sum(ordered[-third:]) > 2 * sum(ordered[:third])
 
 
-__all__ = ["plural"]
+
+@rule(
+    "R07",
+    "CPU-STARVED",
+    "scheduling",
+    Stage.HOST,
+    disproof="a thread that runs, or is blocked, in the time named",
+)
+def cpu_starved(case: Case) -> Hint | None:
+    """The launching thread is ready to run but does not get a CPU.
+
+    Symptom: it is runnable or throttled, with the device idle, for `step_share` of the steps; or
+    the cgroup was throttled for `throttled_share` of the wall time. Source: threads C27, C28, C36.
+    Disproof: scheduler data without run-queue delay.
+    """
+    limits = case.limits("R07")
+    loss, charge = case.of_steps(("scheduling.cpu_wait",)), case.charge(("scheduling.cpu_wait",))
+    throttled, wall = _throttled(case)
+    quota = wall > 0 and throttled > limits["throttled_share"] * wall
+    if not (quota or (loss.ns and loss.share >= limits["step_share"])):
+        return None
+    rivals = _rivals(case)
+    seen = charge.ns > 0
+    why = "CPU quota" if quota or _was_throttled(case) else "noisy neighbours"
+    ns = charge.ns if seen else throttled
+    return Hint(
+        f"The launching thread was ready but not running for {time(ns)} ({why})",
+        "high" if seen else "low",
+        charge,
+        {
+            "waiting_ns": loss.ns,
+            "step_ns": loss.total,
+            "step_share": loss.share,
+            "cgroup_throttled_ns": throttled if wall else None,
+            "wall_ns": wall or None,
+            "competing_threads": ", ".join(rivals[:5]) or None,
+        },
+        unjudged=not seen,
+    )
+
+
+def _throttled(case: Case) -> tuple[int, int]:
+    """How much the cgroup's throttled time grew, and over what time, ns."""
+    values = records.samples(case, "cpu.throttled_ns")
+    if len(values) < 2:
+        return 0, 0
+    grown = sum(max(b - a, 0) for (_, a), (_, b) in zip(values[:-1], values[1:], strict=True))
+    return int(grown), values[-1][0] - values[0][0]
+
+
+def _was_throttled(case: Case) -> bool:
+    return any(
+        bool((r.timeline["states"]["state"] == code).any())
+        for r in case.job.recordings
+        if (code := r.timeline.strings.find("throttled")) >= 0
+    )
+
+
+def _rivals(case: Case) -> list[str]:
+    """Threads that ran while others of their recording waited for a CPU, the longest first."""
+    found: dict[str, int] = {}
+    for recording in case.job.recordings:
+        states, strings = recording.timeline["states"], recording.timeline.strings
+        waits = among(states["state"], [strings.find("runnable"), strings.find("throttled")])
+        waiting = intervals.union(states["start"][waits], states["end"][waits])
+        running = np.flatnonzero(states["state"] == strings.find("running"))
+        if not len(waiting[0]) or not len(running):
+            continue
+        for (process, thread), rows in _by_thread(recording, running).items():
+            own = intervals.union(states["start"][rows], states["end"][rows])
+            ns = intervals.common(own, waiting)
+            if ns:
+                who = _thread_name(recording, process, thread)
+                found[who] = found.get(who, 0) + ns
+    return sorted(found, key=lambda who: -found[who])
+
+
+def _by_thread(recording: Recording, rows: Ints) -> dict[tuple[int, int], Ints]:
+    """Rows of thread states by process and thread."""
+    states = recording.timeline["states"]
+    pairs = np.stack([states["process"][rows], states["thread"][rows]], axis=1)
+    distinct, number = np.unique(pairs, axis=0, return_inverse=True)
+    number = number.reshape(-1)
+    return {
+        (int(pair[0]), int(pair[1])): rows[number == place] for place, pair in enumerate(distinct)
+    }
+
+
+def _thread_name(recording: Recording, process: int, thread: int) -> str:
+    table = recording.timeline["threads"]
+    mine = np.flatnonzero((table["process"] == process) & (table["thread"] == thread))
+    told = recording.timeline.text(int(table["name"][mine[0]])) if len(mine) else None
+    return f"thread {thread}" if told is None else f"{name(told)} (thread {thread})"
+
+
+@rule(
+    "R09",
+    "HOST-STEP-OVERHEAD",
+    "scheduling",
+    Stage.HOST,
+    idle=True,
+    disproof="a launching thread that is blocked, or not on the CPU, between the steps",
+)
+def host_between_steps(case: Case) -> Hint | None:
+    """The engine works on the CPU between the device work of two steps.
+
+    Symptom: host work from the last kernel of a step to the first of the next takes `step_share` of
+    the time from step to step, and nothing else explains it. Source: threads C16, C17, C33.
+    Disproof: a thread that waits.
+    """
+    limits = case.limits("R09")
+    found = [_between_steps(case, number) for number in range(len(case.job.ranks))]
+    best = max(found, key=lambda one: one.share, default=None)
+    if best is None or best.steps < limits["steps"] or best.share < limits["step_share"]:
+        return None
+    spans = best.spans
+    charge = case.charge(("scheduling.host", "scheduling.other"), spans)
+    if not charge.ns:
+        return None
+    inside = _ranges_inside(case, spans)
+    what = ", ".join(f"{who} {time(ns)}" for who, ns in inside[:3])
+    return Hint(
+        f"The engine spends {time(best.ns / best.steps)} per step on the CPU between GPU steps"
+        + (f": {what}" if what else ""),
+        "medium" if best.told >= 0.5 else "low",
+        charge,
+        {
+            "between_ns": best.ns,
+            "steps": best.steps,
+            "period_ns": best.total,
+            "step_share": best.share,
+            "told_share": best.told,
+            "ranges": what or None,
+        },
+    )
+
+
+class _Between:
+    """Host work between the device work of neighbouring steps of one rank.
+
+    `told` is the fraction of it that spans, operators or thread states show as work.
+    """
+
+    def __init__(self, ns: int, told_ns: int, total: int, steps: int, spans: Spans) -> None:
+        self.ns, self.total, self.steps, self.spans = ns, total, steps, spans
+        self.share = ns / total if total else 0.0
+        self.told = told_ns / ns if ns else 0.0
+
+
+def _between_steps(case: Case, number: int) -> _Between:
+    recording, partition = case.job.ranks[number]
+    rows = partition.steps[case.steady(number)]
+    first, last = _first_and_last_work(recording, partition.step_of)
+    rows = rows[(last[rows] > 0)]
+    if len(rows) < 2:
+        return _Between(0, 0, 0, 0, records.NO_SPANS)
+    begin, end = last[rows[:-1]], first[rows[1:]]
+    follows = (end > begin) & (np.diff(rows) == 1)
+    begin, end = begin[follows], end[follows]
+    pieces = partition.segments.pieces
+    sums = intervals.sums_in(pieces, begin, end, len(case.sums))
+    told = int(sums[:, codes(["scheduling.host"])].sum())
+    other = int(sums[:, codes(["scheduling.other"])].sum())
+    period = int((first[rows[1:]] - first[rows[:-1]])[follows].sum())
+    return _Between(told + other, told, period, int(follows.sum()), (begin, end))
+
+
+def _first_and_last_work(recording: Recording, step_of: Ints) -> tuple[Ints, Ints]:
+    """When the device work of every step begins and ends; 0 for steps without."""
+    gpu, size = recording.timeline["gpu"], len(recording.steps)
+    rows = np.flatnonzero((step_of >= 0) & known(gpu["start"]) & (gpu["kind"] == KERNEL))
+    latest = np.iinfo(np.int64).max
+    first, last = np.full(size, latest, np.int64), np.zeros(size, np.int64)
+    np.minimum.at(first, step_of[rows], gpu["start"][rows])
+    np.maximum.at(last, step_of[rows], gpu["end"][rows])
+    return np.where(first == latest, 0, first), last
+
+
+def _ranges_inside(case: Case, spans: Spans) -> list[tuple[str, int]]:
+    """What ranges say of some time: their names, the longest first, ns."""
+    found: dict[str, int] = {}
+    within = intervals.union(*spans)
+    for recording in case.job.recordings:
+        ranges, strings = recording.timeline["ranges"], recording.timeline.strings
+        rows = np.flatnonzero(known(ranges["start"]) & known(ranges["end"]))
+        rows = rows[intervals.touching(ranges["start"][rows], ranges["end"][rows], within)]
+        rows = rows[ranges["name"][rows] >= 0]
+        inner = intervals.innermost_wins(ranges["start"][rows], ranges["end"][rows])
+        pieces = inner.relabel(ranges["name"][rows])
+        for code in np.unique(pieces.label).tolist():
+            mine = pieces.label == code
+            ns = intervals.common(intervals.union(pieces.start[mine], pieces.end[mine]), within)
+            if ns:
+                found[name(strings[code], 40)] = ns
+    return sorted(found.items(), key=lambda item: -item[1])
+
+
+@rule(
+    "R10",
+    "GIL-CONTENTION",
+    "scheduling",
+    Stage.HOST,
+    disproof="a launching thread that never waits for the lock",
+)
+def lock_contention(case: Case) -> Hint | None:
+    """The launching thread waits for Python's global interpreter lock.
+
+    Symptom: such waits, with the device idle, take `step_share` of the steps. Source: threads C16,
+    C23. Disproof: no wait for the lock.
+    """
+    limits = case.limits("R10")
+    loss = case.of_steps(("scheduling.gil",))
+    charge = case.charge(("scheduling.gil",))
+    if not loss.ns or loss.share < limits["step_share"]:
+        return None
+    holder = _holder(case)
+    by = f" held by {holder}" if holder else ""
+    return Hint(
+        f"The loop thread waited {time(loss.ns)} for the GIL{by}",
+        "high",
+        charge,
+        {
+            "gil_wait_ns": loss.ns,
+            "step_ns": loss.total,
+            "step_share": loss.share,
+            "holder": holder,
+        },
+    )
+
+
+def _holder(case: Case) -> str | None:
+    """The thread that ran most while another thread of its process waited for the lock."""
+    best: tuple[int, str] | None = None
+    for recording in case.job.recordings:
+        waits, states = _lock_waits(recording), recording.timeline["states"]
+        running = states["state"] == recording.timeline.strings.find("running")
+        for (process, thread), rows in _by_thread(recording, np.flatnonzero(running)).items():
+            others = [w for (p, t), w in waits.items() if p == process and t != thread]
+            if others:
+                own = intervals.union(states["start"][rows], states["end"][rows])
+                ns = intervals.common(own, intervals.union(*records.joined(others)))
+                if ns and (best is None or ns > best[0]):
+                    best = ns, _thread_name(recording, process, thread)
+    return None if best is None else best[1]
+
+
+def _lock_waits(recording: Recording) -> dict[tuple[int, int], Spans]:
+    """When each thread waited for the lock, by process and thread."""
+    states, ranges = recording.timeline["states"], recording.timeline["ranges"]
+    code = recording.timeline.strings.find("gil")
+    found: dict[tuple[int, int], list[Spans]] = {}
+    if code < 0:
+        return {}
+    for table, column in ((states, "state"), (ranges, "kind")):
+        for row in np.flatnonzero(table[column] == code).tolist():
+            key = int(table["process"][row]), int(table["thread"][row])
+            span = table["start"][row : row + 1], table["end"][row : row + 1]
+            found.setdefault(key, []).append(span)
+    return {key: intervals.union(*records.joined(spans)) for key, spans in found.items()}
+
+
+@rule(
+    "R11",
+    "TOKENISE-DETOKENISE",
+    "scheduling",
+    Stage.HOST,
+    disproof="text that leaves when its tokens do",
+)
+def tokenising(case: Case) -> list[Hint]:
+    """Turning text into tokens, or tokens into text, takes much of the latency.
+
+    Symptom: tokenising is `share` of the time to first token, or detokenising of the time after it,
+    over the requests that it touches. Source: threads C18-C22. Disproof: text sent with its tokens.
+    """
+    return [hint for hint in (_tokenise(case), _detokenise(case)) if hint is not None]
+
+
+def _tokenise(case: Case) -> Hint | None:
+    charge = case.charge(("scheduling.tokenize",))
+    ttft = sum(_ttft_of(case, id) or 0 for id in charge.requests)
+    if not charge.ns or not ttft or charge.ns < case.limits("R11")["share"] * ttft:
+        return None
+    count = len(charge.requests)
+    return Hint(
+        f"Tokenising takes {time(charge.ns / count)} of {time(ttft / count)} to the first token",
+        "high",
+        charge,
+        {"tokenize_ns": charge.ns, "ttft_ns": ttft, "ttft_share": charge.ns / ttft},
+    )
+
+
+def _detokenise(case: Case) -> Hint | None:
+    charge = case.charge(("scheduling.detokenize",))
+    rest = sum(_after_first(case, id) or 0 for id in charge.requests)
+    if not charge.ns or not rest or charge.ns < case.limits("R11")["share"] * rest:
+        return None
+    late = charge.ns / len(charge.requests)
+    return Hint(
+        f"Text leaves {time(late)} after its tokens: detokenising takes"
+        f" {percent(charge.ns / rest)} of the time after the first token",
+        "high",
+        charge,
+        {"detokenize_ns": charge.ns, "after_first_token_ns": rest, "share": charge.ns / rest},
+    )
+
+
+def _ttft_of(case: Case, id: str) -> int | None:
+    return next((row["ttft_ns"] for row in case.summary["requests"] if row["id"] == id), None)
+
+
+def _after_first(case: Case, id: str) -> int | None:
+    row = next((row for row in case.summary["requests"] if row["id"] == id), None)
+    if row is None or row["latency_ns"] is None:
+        return None
+    return int(row["latency_ns"]) - int(row["ttft_ns"] or 0)
+
+
+@rule(
+    "R15",
+    "SYNC-BLOCK",
+    "scheduling",
+    Stage.LAUNCH,
+    idle=True,
+    disproof="launches that were queued before the synchronisation and run right after it",
+)
+def synchronisation(case: Case) -> Hint | None:
+    """A synchronisation inside a step drains the device.
+
+    Symptom: calls that block the host for `step_share` of the steps, each followed by more launches
+    of the same step and by an idle device. A wait at the end of a step is none. Source: threads
+    C52, C53, C73. Disproof: no gap after the call.
+    """
+    limits = case.limits("R15")
+    found = [_drains(case, number) for number in range(len(case.job.ranks))]
+    best = max(found, key=lambda one: one.blocked.ns, default=None)
+    if best is None or not best.calls or best.blocked.share < limits["step_share"]:
+        return None
+    gaps = case.of_steps(_DRAINED, best.gaps)
+    charge = case.charge(_DRAINED, best.gaps)
+    if gaps.share < limits["gap_share"] or not charge.ns:
+        return None
+    where = f" in range {name(best.range)}" if best.range else ""
+    tiny = ", each after a copy of a few bytes" if best.tiny * 2 > best.calls else ""
+    return Hint(
+        f"{name(best.call)}{where} blocks {time(best.blocked.ns)} and drains the GPU"
+        f" ({plural(best.calls, 'call')}{tiny})",
+        "medium" if best.blocked.steps else "low",
+        charge,
+        {
+            "call": best.call,
+            "range": best.range,
+            "calls": best.calls,
+            "blocked_ns": best.blocked.ns,
+            "step_ns": best.blocked.total,
+            "step_share": best.blocked.share,
+            "gap_ns": gaps.ns,
+            "calls_after_tiny_copy": best.tiny,
+        },
+    )
+
+
+_DRAINED = (
+    *("scheduling.sync", "scheduling.launch", "scheduling.host", "scheduling.other"),
+)
+"""What the device's idle time after a synchronisation can be charged as."""
+
+TINY = 4096
+"""Bytes of a copy that only brings a scalar to the host."""
+
+
+class _Drains:
+    """Synchronisations of one rank inside steps that are followed by an idle device."""
+
+    def __init__(self, blocked: Loss, calls: int, gaps: Spans, call: str, tiny: int) -> None:
+        self.blocked, self.calls, self.gaps = blocked, calls, gaps
+        self.call, self.tiny = call, tiny
+        self.range: str | None = None
+
+
+def _drains(case: Case, number: int) -> _Drains:
+    member = case.job.ranks[number]
+    recording, partition = member
+    api, total = recording.timeline["api"], case.of_steps(()).total
+    rows = _blocking_calls(member)
+    idle_after = _gap_after(member, rows)
+    gap_end = idle_after[1]
+    inside = _same_step(member, rows, gap_end)
+    rows, begin, end = rows[inside], idle_after[0][inside], gap_end[inside]
+    lasting = int((api["end"] - api["start"])[rows].sum())
+    name_code = _most_common(api["name"][rows])
+    call = recording.timeline.strings[name_code] if len(rows) else ""
+    tiny = int(_after_tiny_copy(recording, rows).sum())
+    blocked = Loss(lasting, total or partition.rank.span, len(partition.steps))
+    found = _Drains(blocked, len(rows), (begin, end), call, tiny)
+    found.range = _range_around(member, rows)
+    return found
+
+
+def _blocking_calls(member: Member) -> Ints:
+    recording, _ = member
+    api = recording.timeline["api"]
+    blocking = among(recording.calls, [SYNC, COPY_SYNC])
+    rows = np.flatnonzero(blocking & rank_rows(member, api))
+    return rows[np.argsort(api["start"][rows], kind="stable")]
+
+
+def _gap_after(member: Member, rows: Ints) -> tuple[Ints, Ints]:
+    """The idle time of the devices around the end of each call; empty where they are busy."""
+    recording, partition = member
+    api, activity = recording.timeline["api"], partition.activity
+    busy = intervals.union(activity.start, activity.end)
+    at = api["end"][rows]
+    following = np.searchsorted(busy[0], at, "right")
+    before = np.append(busy[1], partition.rank.start)[following - 1]
+    after = np.append(busy[0], partition.rank.end)[following]
+    begin = np.maximum(before, api["start"][rows])
+    has_next = following < len(busy[0])
+    idle = has_next & (before <= at)
+    return np.where(idle, begin, at), np.where(idle, after, at)
+
+
+def _same_step(member: Member, rows: Ints, gap_end: Ints) -> np.ndarray:
+    """Which calls are followed, after a gap, by device work of the step they were made in."""
+    recording, partition = member
+    api, steps = recording.timeline["api"], partition.steps
+    gap = gap_end > api["end"][rows]
+    if not len(steps):
+        return gap
+    starts, ends = recording.steps.start[steps], recording.steps.end[steps]
+    place = np.searchsorted(starts, api["start"][rows], "right") - 1
+    last_work = _first_and_last_work(recording, partition.step_of)[1][steps]
+    inside = (place >= 0) & (api["start"][rows] < ends[place])
+    return np.asarray(gap & inside & (gap_end < last_work[place]))
+
+
+def _most_common(values: np.ndarray) -> int:
+    found, counts = np.unique(values, return_counts=True)
+    return int(found[np.argmax(counts)]) if len(found) else -1
+
+
+def _after_tiny_copy(recording: Recording, rows: Ints) -> np.ndarray:
+    """Which calls follow a copy of at most `TINY` bytes as the last device record before their end."""
+    gpu, api = recording.timeline["gpu"], recording.timeline["api"]
+    place = np.searchsorted(gpu["start"], api["end"][rows], "right") - 1
+    size = gpu["bytes"][np.maximum(place, 0)] if len(gpu) else np.zeros(len(rows), np.int64)
+    copies = gpu["kind"][np.maximum(place, 0)] == MEMCPY if len(gpu) else np.zeros(len(rows), bool)
+    return np.asarray((place >= 0) & copies & known(size) & (size <= TINY))
+
+
+def _range_around(member: Member, rows: Ints) -> str | None:
+    """The innermost range, on the calling thread, around most of some calls."""
+    recording, _ = member
+    api, ranges = recording.timeline["api"], recording.timeline["ranges"]
+    if not len(rows) or not len(ranges):
+        return None
+    timed = np.flatnonzero(known(ranges["start"]) & known(ranges["end"]) & (ranges["name"] >= 0))
+    thread = _most_common(api["thread"][rows])
+    mine = timed[(ranges["thread"][timed] == thread) & rank_rows(member, ranges)[timed]]
+    inner = intervals.innermost_wins(ranges["start"][mine], ranges["end"][mine])
+    place = intervals.at(inner, api["start"][rows])
+    around = ranges["name"][mine[inner.label[place[place >= 0]]]]
+    code = _most_common(around)
+    return recording.timeline.strings[code] if code >= 0 and len(around) * 2 >= len(rows) else None
+
+
+@rule(
+    "R38",
+    "ALLOC-CHURN",
+    "scheduling",
+    Stage.HOST,
+    disproof="no allocation calls once the engine is warm",
+)
+def allocation_churn(case: Case) -> Hint | None:
+    """Device memory is allocated or freed in the hot path.
+
+    Symptom: in steady state at least `calls` such calls a step, or one over `long_ns`, while the
+    device is idle. Stream-ordered allocations do not count. Source: threads C32, C37. Disproof: a
+    steady state without them.
+    """
+    limits = case.limits("R38")
+    found = [_allocations(case, number) for number in range(len(case.job.ranks))]
+    best = max(found, key=lambda one: int((one[0][1] - one[0][0]).sum()), default=None)
+    if best is None:
+        return None
+    spans, steps = best
+    lasting = spans[1] - spans[0]
+    longest = int(lasting.max(initial=0))
+    often = steps > 0 and len(lasting) >= limits["calls"] * steps
+    charge = case.charge(("scheduling.alloc",), spans)
+    if not charge.ns or not (often or longest > limits["long_ns"]):
+        return None
+    return Hint(
+        f"Device allocations in the hot path: {time(charge.ns)} in {plural(len(lasting), 'call')}",
+        "high" if steps else "low",
+        charge,
+        {
+            "calls": len(lasting),
+            "steps": steps,
+            "calls_per_step": len(lasting) / steps if steps else None,
+            "longest_ns": longest,
+            "total_ns": int(lasting.sum()),
+        },
+    )
+
+
+def _allocations(case: Case, number: int) -> tuple[Spans, int]:
+    """When a rank allocated within its steady steps, and how many steps those are."""
+    member = case.job.ranks[number]
+    recording, partition = member
+    api, strings = recording.timeline["api"], recording.timeline.strings
+    used = [int(code) for code in np.unique(api["name"]) if code >= 0]
+    ordered = [code for code in used if "Async" in strings[code]]
+    rows = (recording.calls == ALLOC) & rank_rows(member, api) & ~among(api["name"], ordered)
+    spans = case.spans(recording, "alloc")
+    own = among(spans["process"], [*partition.rank.processes])
+    start = np.concatenate([api["start"][rows], spans["start"][own]])
+    end = np.concatenate([api["end"][rows], spans["end"][own]])
+    if not len(partition.steps):
+        return (start, end), 0
+    steady = partition.steps[case.steady(number)]
+    steps = intervals.union(recording.steps.start[steady], partition.step_end[steady])
+    inside = intervals.touching(start, end, steps)
+    return (start[inside], end[inside]), len(steady)
+
+
+@rule(
+    "R45",
+    "SPIN-NOT-BUSY",
+    "scheduling",
+    Stage.SYMPTOM,
+    disproof="a thread that is off the CPU while it synchronises",
+)
+def spinning(case: Case) -> Hint | None:
+    """A thread spins in a synchronisation while the device works, or a device only looks busy.
+
+    Symptom: a thread is on the CPU for `on_cpu` of synchronisations that take `sync_share` of the
+    window with the device busy; or NVML reports `utilization` with kernels in under `busy` of the
+    window. No bottleneck: it costs nothing. Source: threads C73, C74.
+    """
+    limits = case.limits("R45")
+    for member in case.job.ranks:
+        spun, window = _spun(member, limits["on_cpu"])
+        if window and spun >= limits["sync_share"] * window:
+            return Hint(
+                f"A core spins in synchronisation for {time(spun)} while the GPU works; it is not"
+                " the bottleneck",
+                "medium",
+                Charge(0, window, population="one rank"),
+                {"spinning_ns": spun, "window_ns": window},
+                unjudged=True,
+            )
+    return _only_looks_busy(case)
+
+
+def _spun(member: Member, least: float) -> tuple[int, int]:
+    """How long a rank's threads spun in calls under device work, and its window, ns."""
+    recording, partition = member
+    api, activity = recording.timeline["api"], partition.activity
+    rows = np.flatnonzero((recording.calls == SYNC) & rank_rows(member, api))
+    busy = intervals.union(activity.start, activity.end)
+    spun = 0
+    for thread in np.unique(api["thread"][rows]).tolist():
+        mine = rows[api["thread"][rows] == thread]
+        calls = intervals.union(api["start"][mine], api["end"][mine])
+        process = int(api["process"][mine[0]])
+        running = records.state_spans(recording, process, thread, ["running"])
+        lasting = int((calls[1] - calls[0]).sum())
+        if running is not None and intervals.common(calls, running) >= least * lasting:
+            spun += intervals.common(calls, busy)
+    return spun, partition.rank.span
+
+
+def _only_looks_busy(case: Case) -> Hint | None:
+    limits = case.limits("R45")
+    for row in case.summary["devices"]:
+        values = [value for _, value in records.samples(case, "gpu.utilization", row["device"])]
+        scale = 100 if max(values, default=0) > 1 else 1
+        low = row["utilization"] is not None and row["utilization"] < limits["busy"]
+        if values and low and float(np.median(values)) / scale >= limits["utilization"]:
+            return Hint(
+                f"NVML calls device {row['device']} busy, but kernels run only"
+                f" {percent(row['utilization'])} of the time; it is not the bottleneck",
+                "medium",
+                Charge(0, row["span_ns"], population=f"device {row['device']}"),
+                {"reported": float(np.median(values)) / scale, "busy_share": row["utilization"]},
+                unjudged=True,
+            )
+    return None
+
+
+@rule(
+    "R48",
+    "SERIALISATION",
+    "communication",
+    Stage.DATA,
+    disproof="messages that leave at once",
+)
+def serialisation(case: Case) -> Hint | None:
+    """Serialising messages takes part of the latency.
+
+    Symptom: `share` of the latency of the requests that it touches. Source: proposal; thread C33.
+    Disproof: messages that leave at once.
+    """
+    charge = case.charge(("communication.serialization",))
+    if not charge.ns or (charge.share or 0) < case.limits("R48")["share"]:
+        return None
+    each = len(charge.requests) or 1
+    return Hint(
+        f"Serialisation takes {time(charge.ns / each)} of {time(charge.total / each)}"
+        + (" per request" if charge.requests else ""),
+        "high",
+        charge,
+        {"serialize_ns": charge.ns, "latency_ns": charge.total, "latency_share": charge.share},
+    )

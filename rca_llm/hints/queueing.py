@@ -12,6 +12,7 @@ import numpy as np
 from rca_llm import intervals
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.parts import CODE
+from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.requests import Life
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, Spans, over
@@ -214,7 +215,7 @@ def prefill_before_decode(case: Case) -> Hint | None:
         return _mixed_steps(case)
     worst = max(stalls, key=lambda stall: stall.ns)
     rows = np.unique(np.concatenate([stall.steps for stall in stalls]))
-    recording = records.of_life(case, worst.life)
+    recording = case.recording_of(worst.life)
     owner, tokens, chunks = _owner(recording, worst.steps, worst.life.request.id)
     others = len({stall.life.request.id for stall in stalls}) - 1
     charge = over([(s.life, s.ns, s.start, s.end) for s in _by_request(stalls)])
@@ -240,7 +241,7 @@ def prefill_before_decode(case: Case) -> Hint | None:
 def _stalls(case: Case, life: Life, fewest: float) -> Iterator[_Stall]:
     """The waits of a request after its first token that are long in steps or in time."""
     request, limits = life.request, case.limits("R02")
-    recording = records.of_life(case, life)
+    recording = case.recording_of(life)
     if request.first_token is None or recording is None:
         return
     steps, pieces = recording.steps, life.pieces
@@ -291,7 +292,7 @@ def _by_request(stalls: Sequence[_Stall]) -> list[_Stall]:
     return list(found.values())
 
 
-def _owner(recording: records.Recording | None, rows: Ints, id: str) -> tuple[str, int, int]:
+def _owner(recording: Recording | None, rows: Ints, id: str) -> tuple[str, int, int]:
     """Whose prefill fills some steps: the request with most tokens, its tokens and its steps."""
     tokens: Counter[str] = Counter()
     steps: Counter[str] = Counter()
@@ -416,16 +417,21 @@ def structured_output(case: Case) -> Hint | None:
     Source: proposal; thread C27. Disproof: equal steps without a grammar.
     """
     spans = records.spans_named(case, _GRAMMAR)
-    charge = case.charge(("scheduling.host", "scheduling.jit", "scheduling.other"), spans)
-    total = records.step_time(case)
-    if not total or charge.ns < case.limits("R39")["step_share"] * total:
+    parts = ("scheduling.host", "scheduling.jit", "scheduling.other")
+    loss = case.of_steps(parts, spans)
+    if not loss.ns or loss.share < case.limits("R39")["step_share"]:
         return None
-    steps = records.step_count(case)
     return Hint(
-        f"Guided decoding costs {time(charge.ns / steps)} per step",
+        f"Guided decoding costs {time(loss.a_step)} per step",
         "high",
-        charge,
-        {"grammar_ns": charge.ns, "step_ns": total, "steps": steps, "spans": len(spans[0])},
+        case.charge(parts, spans),
+        {
+            "grammar_ns": loss.ns,
+            "step_ns": loss.total,
+            "step_share": loss.share,
+            "steps": loss.steps,
+            "spans": len(spans[0]),
+        },
     )
 
 

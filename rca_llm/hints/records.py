@@ -94,13 +94,6 @@ def named_rows(recording: Recording, table: Table, pattern: re.Pattern[str]) -> 
     return np.flatnonzero(hit & known(table["start"]) & known(table["end"]))
 
 
-def of_life(case: Case, life: Life) -> Recording | None:
-    """The recording that tells of a request's steps, else the first that tells of it at all."""
-    knows = [r for r in case.job.recordings if r.timeline.strings.find(life.request.id) >= 0]
-    with_steps = [r for r in knows if len(r.steps)]
-    return next(iter(with_steps or knows), None)
-
-
 def rank_of(case: Case, process: int, recording: Recording) -> int | None:
     """The number of the rank that a process belongs to."""
     for own, partition in case.job.ranks:
