@@ -343,6 +343,12 @@ def test_arguments_that_are_no_object_say_nothing(tmp_path: Path, args: str) -> 
     assert timeline["api"]["correlation"].tolist() == [UNKNOWN]
 
 
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    timeline = read(tmp_path, document(*(kernel(name) for name in (None, 5, True, "k"))))
+    found = [timeline.text(int(code)) for code in timeline["gpu"]["name"]]
+    assert found == [None, "5", "True", "k"]
+
+
 def test_an_indented_file(tmp_path: Path) -> None:
     data = json.loads(document(kernel(), kernel(correlation=2), api()))
     timeline = read(tmp_path, json.dumps(data, indent=4).encode())

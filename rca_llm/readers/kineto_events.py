@@ -168,19 +168,20 @@ def valid_event(text: bytes) -> bool:
     return True
 
 
-class Texts(dict[str, int]):
-    """Codes of texts in the order in which they first occur."""
+class Texts(dict[Any, int]):
+    """Codes of texts in the order in which they first occur; None has `NO_TEXT`."""
 
-    def __missing__(self, text: str) -> int:
+    def __missing__(self, text: object) -> int:
+        if text is None:
+            return NO_TEXT
+        if not isinstance(text, str):
+            return self[str(text)]
         self[text] = len(self)
         return self[text]
 
     def codes(self, texts: Iterable[object]) -> Array:
         """A code for every text; what is none is spelled out."""
-        try:
-            return np.array([self[text] for text in texts], np.int32)  # type: ignore[index]
-        except TypeError:
-            return np.array([self[str(text)] for text in texts], np.int32)
+        return np.array([self[text] for text in texts], np.int32)
 
 
 @dataclass
