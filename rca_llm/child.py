@@ -10,8 +10,8 @@ import errno
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from rca_llm.errors import RcaError
 
@@ -47,19 +47,16 @@ class NotStarted(RcaError):
         self.status = status
 
 
-@contextmanager
-def held_signals() -> Iterator[set[signal.Signals]]:
-    """Keep signals pending, so that none is lost before the child runs; gives the mask before.
+def hold_signals() -> set[signal.Signals]:
+    """Keep signals pending from here on, so that none is lost; the signal mask before.
 
-    Must be entered before any thread starts: threads inherit it, and one that does not hold a
-    signal would take it.
+    Must be called before any thread starts: threads inherit the mask, and one that does not hold a
+    signal would take it. It is never undone: what comes after the command's end (an impatient
+    second Ctrl-C) must not cost its status.
     """
     held = forwarded() | {signal.SIGCHLD}
-    before = {signal.Signals(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, held)}
-    try:
-        yield before
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    return {signal.Signals(number) for number in before}
 
 
 def forwarded() -> set[int]:
@@ -102,7 +99,7 @@ def _not_started(name: str, error: OSError) -> NotStarted:
 def wait(pid: int) -> int:
     """Wait for the child, passing signals on; its exit status, 128+N where signal N ended it.
 
-    Needs `held_signals`.
+    Needs `hold_signals`.
     """
     awaited = forwarded() | {int(signal.SIGCHLD)}
     while True:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from rca_llm import __version__, child, redact
 from rca_llm import run as runs
 from rca_llm.errors import RcaError
+from rca_llm.finish import finish
 from rca_llm.probes import format as layout
 from rca_llm.probes import recorder
 from rca_llm.run import Run
@@ -48,18 +49,18 @@ def trace(command: Sequence[str], options: Options) -> int:
     The command's own; 128+N where signal N ended it; 127 not found; 126 cannot be run; 4 the
     launcher could not start it.
     """
-    with child.held_signals() as mask:
-        env = _original_environment()
-        run = None if _is_nested(env) else _create(command, options)
-        try:
-            if run is None:
-                return child.wait(child.start(command, env, mask))
-            return _traced(command, options, run, env, mask)
-        except child.NotStarted as error:
-            say(str(error))
-            if run is not None:
-                _discard(run)
-            return error.status
+    mask = child.hold_signals()
+    env = _original_environment()
+    run = None if _is_nested(env) else _create(command, options)
+    try:
+        if run is None:
+            return child.wait(child.start(command, env, mask))
+        return _traced(command, options, run, env, mask)
+    except child.NotStarted as error:
+        say(str(error))
+        if run is not None:
+            _discard(run)
+        return error.status
 
 
 def say(line: str) -> None:
@@ -229,14 +230,15 @@ def _finish(
         "anchors": [*manifest["anchors"], ended[:2]],
     }
     run.write_manifest(manifest)
-    _report_troubles(run, sampler)
+    if _report_troubles(run, sampler):
+        _guarded("no tables, the segments stay", lambda: finish(run))
     if options.report is not None:
         path = options.report
         _guarded(f"no report {path}", lambda: _write_report(run, path, options.force))
 
 
-def _report_troubles(run: Run, sampler: Sampler | None) -> None:
-    """Say in one line what keeps this run from being whole."""
+def _report_troubles(run: Run, sampler: Sampler | None) -> bool:
+    """Say in one line what keeps this run from being whole; whether there is room to finish it."""
     if sampler is not None and sampler.full:
         say(f"{run.path}: recording ended at --max-size")
     headers = [header for header in map(_header, run.segment_files()) if header]
@@ -250,6 +252,7 @@ def _report_troubles(run: Run, sampler: Sampler | None) -> None:
             "no process left a trace: not Python, python -I, -E or -S, or a wiped environment;"
             " only the launcher's samples were recorded"
         )
+    return not stopped
 
 
 def _header(path: Path) -> dict[str, Any]:

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from rca_llm.readers import read
+from rca_llm.readers.files import source
+from rca_llm.readers.run import read_segments
 from rca_llm.run import Run
+from rca_llm.trace import TABLES
 from tests.traced import TRACE, environment, texts, trace, trace_code
 
 _SERVER = """
@@ -310,3 +314,69 @@ def test_launcher_that_is_killed_leaves_the_command_running(tmp_path: Path) -> N
     while not done_file.exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert done_file.exists()
+
+
+def test_a_finished_run_is_the_same_from_its_tables_and_its_segments(tmp_path: Path) -> None:
+    code = (
+        "import threading\n"
+        "from rca_llm import record, request, span, step\n"
+        "def work():\n"
+        "    with request('A'), step(1, {'A': ('prefill', 5)}), span('x', 'file', bytes=1): pass\n"
+        "    record('m', value=2)\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join()\n"
+        "work()\n"
+    )
+    done = trace_code(tmp_path, code)
+    assert (done.status, done.stderr) == (0, "")
+    assert (done.run.tables / "ranges.parquet").exists()
+    found = source(done.run.path)
+    whole, again = read_segments(found), read(done.run.path).timelines[0]
+    assert {name: len(again[name]) for name in TABLES} == {n: len(whole[n]) for n in TABLES}
+    assert texts(again, "ranges", "name") == texts(whole, "ranges", "name")
+    assert again.header == whole.header
+
+
+def test_a_daemon_that_outlives_its_command_keeps_recording(tmp_path: Path) -> None:
+    """Its segments must not be cut while it writes: that would kill it."""
+    marker = tmp_path / "daemon-done"
+    code = (
+        "import os, sys, time\n"
+        "from rca_llm import span\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    null = os.open(os.devnull, os.O_RDWR)\n"
+        "    for fd in (0, 1, 2): os.dup2(null, fd)\n"
+        "    time.sleep(1.5)\n"
+        "    for i in range(5000):\n"
+        "        with span('daemon'): pass\n"
+        f"    open({str(marker)!r}, 'w').close()\n"
+        "    os._exit(0)\n"
+    )
+    done = trace_code(tmp_path, code)
+    assert (done.status, done.stderr) == (0, "")
+    assert not done.run.tables.exists()
+    end = time.monotonic() + 60
+    while not marker.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert texts(done.timeline(), "ranges", "name").count("daemon") == 5000
+
+
+def test_signals_after_the_command_ended_do_not_cost_its_status(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print('ready', flush=True); sys.stdin.read(); sys.exit(11)")
+    launcher = subprocess.Popen(
+        [*TRACE, "-o", str(tmp_path / "run"), "--", sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+    )
+    assert launcher.stdin is not None
+    assert launcher.stdout is not None
+    launcher.stdout.readline()
+    launcher.stdin.close()
+    launcher.stdout.read()  # the end of the command closes its output
+    for _ in range(20):
+        launcher.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    assert launcher.wait(timeout=60) in (11, 128 + signal.SIGINT)
+    assert Run(tmp_path / "run").manifest()["status"] == launcher.returncode

@@ -9,17 +9,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from rca_llm import __version__, saved
 from rca_llm.errors import RcaError, UnreadableInput
 from rca_llm.probes import format as layout
 from rca_llm.readers import cupti, run_states
-from rca_llm.readers.files import Source, entries, source
+from rca_llm.readers.files import Source, entries, is_url, source
 from rca_llm.readers.mending import mend
 from rca_llm.readers.run_requests import Requests
 from rca_llm.readers.segments import Codes, Segment, coded, parse
+from rca_llm.run import TABLES
 from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Mask, Table
 from rca_llm.trace import (
     BATCH,
@@ -48,21 +52,37 @@ def matches(found: Source) -> bool:
 
 def read(found: Source) -> Trace:
     """What the processes of a run recorded; `UnreadableInput` where no segment has an event."""
+    return Trace([_saved(found) or read_segments(found)])
+
+
+def _saved(found: Source) -> Timeline | None:
+    """The timeline in the tables of a finished run; None where segments must be read instead."""
+    folder = Path(found.path) / TABLES
+    if is_url(found.path) or not saved.is_saved(folder):
+        return None
+    try:
+        timeline = saved.load(folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if timeline.input.tool_version != __version__:
+        return None  # this version may read more out of the segments
+    timeline.input = replace(timeline.input, path=found.path)
+    return timeline
+
+
+def read_segments(found: Source) -> Timeline:
+    """What the segments of a run hold; `UnreadableInput` where that is nothing."""
     folder = os.path.join(found.path, layout.SEGMENTS_NAME)
     manifest = _manifest(found.path)
-    timeline = Timeline(
-        Input(found.path, "run", tool="rca-llm", tool_version=manifest.get("version"))
-    )
+    timeline = Timeline(Input(found.path, "run", tool="rca-llm", tool_version=__version__))
     segments = list(_segments(timeline, folder))
     _Reading(timeline, segments).run()
     _describe(timeline, segments, manifest)
     events = sum(len(table) for table in timeline.tables.values())
     if not events:
         raise UnreadableInput(f"{folder}: byte 0: expected segments with records; found none")
-    rank = timeline.header.rank
-    path = timeline.input.path
-    timeline.input = Input(path, "run", "rca-llm", manifest.get("version"), rank, events)
-    return Trace([timeline])
+    timeline.input = replace(timeline.input, rank=timeline.header.rank, events=events)
+    return timeline
 
 
 def _base(path: str) -> str:
