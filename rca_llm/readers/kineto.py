@@ -25,6 +25,12 @@ from rca_llm.readers.kineto_pieces import Content, read_pieces
 from rca_llm.table import UNKNOWN, Ints, Strings, Table, known
 from rca_llm.trace import API, PROCESSES, RANGES, THREADS, Input, Timeline, Trace
 
+_TABLES = ("gpu", "api", "ranges", "comms", "overhead")
+"""What the batches hold."""
+
+_OF_THE_PROGRAM = ("loading", "compil")
+"""Overhead that is none of the tracer's: what CUDA does lazily or just in time."""
+
 _MARKS = (b'"traceEvents"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
 
 
@@ -50,6 +56,7 @@ def read(source: Source) -> Trace:
     _add_device_work(timeline, tables)
     timeline.header = header_of(said, timeline)
     timeline.devices = devices_of(said, timeline)
+    _note_overhead(timeline, tables)
     _note_damage(timeline, content)
     events = sum(batch.events for batch in content.batches)
     timeline.input = Input(
@@ -71,7 +78,7 @@ def read(source: Source) -> Trace:
 def _joined_tables(content: Content) -> dict[str, Columns]:
     """The columns of all batches; the batches give theirs up."""
     tables: dict[str, Columns] = {}
-    for name in ("gpu", "api", "ranges", "comms"):
+    for name in _TABLES:
         parts = [batch.tables.pop(name) for batch in content.batches if name in batch.tables]
         if parts:
             tables[name] = joined(parts)
@@ -142,6 +149,21 @@ def _add_threads(timeline: Timeline, names: Mapping[tuple[int, int], str]) -> No
         "name": timeline.strings.codes(names.values()),
     }
     timeline.add("threads", Table(THREADS, columns))
+
+
+def _note_overhead(timeline: Timeline, tables: Mapping[str, Columns]) -> None:
+    """Report the time that the tracer itself took on the program's threads."""
+    if "overhead" not in tables:
+        return
+    columns = tables["overhead"]
+    names = [(timeline.text(code) or "").lower() for code in columns["name"].tolist()]
+    own = [not any(word in name for word in _OF_THE_PROGRAM) for name in names]
+    rows = np.flatnonzero(known(columns["end"]) & np.array(own))
+    if len(rows):
+        cost = int((columns["end"] - columns["start"])[rows].sum())
+        most = timeline.text(int(columns["name"][rows[0]]))
+        detail = f"{cost} ns on the program's threads ({most})"
+        timeline.note("tracer_overhead", len(rows), timeline.input.path, detail)
 
 
 def _note_damage(timeline: Timeline, content: Content) -> None:

@@ -216,6 +216,8 @@ def extract(events: Sequence[Event], texts: Texts, batch: Batch) -> None:
         elif known_as in RANGE_DOMAINS:
             found["ranges"].append(_ranges(group, RANGE_DOMAINS[known_as], texts))
             found["comms"] += _comms(group, texts)
+        elif known_as == "overhead":
+            found["overhead"].append(_spans(group, texts))
         elif category == "M":
             _note_names(group, batch)
     batch.tables = {name: joined(parts) for name, parts in found.items() if parts}
