@@ -45,13 +45,13 @@ class Server:
         connection.close()
         return response.status, {k.lower(): v for k, v in response.getheaders()}, content
 
-    def complete(self, id: str | None = None, **fields: object) -> tuple[int, Any]:
+    def complete(self, id: str = "", **fields: Any) -> tuple[int, Any]:
         """A completion: status and decoded body."""
-        headers = {} if id is None else {"X-Request-Id": id}
+        headers = {"X-Request-Id": id} if id else {}
         status, _, body = self.call("POST", "/v1/completions", fields, headers)
         return status, json.loads(body)
 
-    def text(self, **fields: object) -> str:
+    def text(self, **fields: Any) -> str:
         """The text of a completion that must succeed."""
         status, body = self.complete(**{"ignore_eos": True, **fields})
         assert status == 200, body
@@ -291,7 +291,7 @@ def test_a_signal_lets_open_requests_end(tmp_path: Path, weights: Path, number: 
 
 def test_after_the_grace_period_open_requests_are_aborted(tmp_path: Path, weights: Path) -> None:
     with serving(tmp_path, weights, "--grace", "0") as running, ThreadPoolExecutor(2) as pool:
-        fields = {"prompt": PROMPT, "max_tokens": 1000, "ignore_eos": True}
+        fields: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 1000, "ignore_eos": True}
         whole = pool.submit(running.complete, **fields)
         streamed = pool.submit(running.call, "POST", "/v1/completions", {**fields, "stream": True})
         running.wait_for(lambda health: health["running"] == 2)
