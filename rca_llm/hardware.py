@@ -1,8 +1,13 @@
-"""Limits of GPUs and what follows from them for a launch: theoretical occupancy."""
+"""Limits and peaks of GPUs, and what follows from them for a launch: occupancy, waves, tail."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 
 WARP = 32
 REGISTER_UNIT = 256
@@ -10,11 +15,27 @@ SUB_PARTITIONS = 4
 SHARED_UNIT = 128
 
 
-def occupancy(threads: int, registers: int, shared: int, limits: Mapping[str, int]) -> float | None:
+def occupancy(
+    threads: int, registers: int, shared: int, limits: Mapping[str, int]
+) -> float | None:
     """The theoretical occupancy of a launch, a fraction; None where a limit is not known.
 
     `threads` a block, `registers` a thread, `shared` bytes a block. Formula: `cuda_occupancy.h` of
     CUDA 13.0. `limits` are device attributes as `Device.limits` names them.
+    """
+    blocks = blocks_per_sm(threads, registers, shared, limits)
+    if blocks is None:
+        return None
+    warps, most = -(-threads // WARP), limits["max_threads_per_sm"] // WARP
+    return min(blocks * warps / most, 1.0)
+
+
+def blocks_per_sm(
+    threads: int, registers: int, shared: int, limits: Mapping[str, int]
+) -> int | None:
+    """How many blocks of a launch fit one multiprocessor; None where a limit is not known.
+
+    Arguments and formula as for `occupancy`.
     """
     needed = (
         "max_threads_per_sm",
@@ -29,10 +50,107 @@ def occupancy(threads: int, registers: int, shared: int, limits: Mapping[str, in
     blocks = min(limits["max_blocks_per_sm"], most_warps // warps)
     if registers > 0:
         a_warp = -(-registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
-        fitting = limits["registers_per_sm"] // SUB_PARTITIONS // a_warp * SUB_PARTITIONS
+        fitting = (
+            limits["registers_per_sm"] // SUB_PARTITIONS // a_warp * SUB_PARTITIONS
+        )
         blocks = min(blocks, fitting // warps)
     reserved = limits.get("shared_reserved_per_block", 0)
     used = -(-(shared + reserved) // SHARED_UNIT) * SHARED_UNIT
     if used > 0:
         blocks = min(blocks, limits["shared_per_sm"] // used)
-    return min(blocks * warps / most_warps, 1.0)
+    return blocks
+
+
+@dataclass(frozen=True)
+class Waves:
+    """How the blocks of a launch fill a device.
+
+    `waves` is blocks over what all multiprocessors hold at once; `efficiency` the fraction of the
+    block slots, over all waves begun, that have a block; `busy_sms` how many multiprocessors get
+    one.
+    """
+
+    blocks: int
+    waves: float
+    efficiency: float
+    busy_sms: int
+    sms: int
+
+
+def waves(blocks: int, per_sm: int, sms: int) -> Waves | None:
+    """How `blocks` fill `sms` multiprocessors that hold `per_sm` each; None of nothing.
+
+    A grid that does not fill one wave is judged by the multiprocessors that stay empty: those that
+    hold fewer blocks than they could are no loss by themselves.
+    """
+    if blocks <= 0 or per_sm <= 0 or sms <= 0:
+        return None
+    count = blocks / (per_sm * sms)
+    filled = min(blocks / sms, 1.0) if count <= 1 else count / math.ceil(count)
+    return Waves(blocks, count, filled, min(blocks, sms), sms)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What a device can do at most, from its data sheet.
+
+    `flops` holds FLOP/s by number format (`bf16`, `fp8`, `tf32`, `fp32`), dense; the rest is bytes
+    a second in one direction, None where unknown or absent.
+    """
+
+    sms: int
+    flops: Mapping[str, float]
+    memory_bytes_s: float
+    link_bytes_s: float | None
+    pcie_bytes_s: float | None
+    source: str
+
+
+_FORMATS = ("bf16", "fp8", "tf32", "fp32")
+
+
+@cache
+def _rows() -> tuple[dict[str, str], ...]:
+    text = resources.files("rca_llm").joinpath("hardware.tsv").read_text(encoding="utf-8")
+    lines = [line.split("\t") for line in text.splitlines() if line and not line.startswith("#")]
+    return tuple(dict(zip(lines[0], line, strict=True)) for line in lines[1:])
+
+
+def peak(name: str | None, limits: Mapping[str, int]) -> Peak | None:
+    """The peak of a device by its name, memory and multiprocessors; None of an unknown device.
+
+    A slice of a device (MIG) has fewer multiprocessors than its model and no peak here.
+    """
+    row = next((row for row in _rows() if name and _fits(row, name, limits)), None)
+    if row is None:
+        return None
+    flops = {f: float(row[f]) * 1e12 for f in _FORMATS if row[f]}
+    return Peak(
+        int(row["sms"]),
+        flops,
+        float(row["memory"]) * 1e9,
+        float(row["link"]) * 1e9 if row["link"] else None,
+        float(row["pcie"]) * 1e9 if row["pcie"] else None,
+        row["source"],
+    )
+
+
+def model(name: str | None) -> int | None:
+    """The multiprocessors of the whole device that a name stands for, None of an unknown one."""
+    row = next((row for row in _rows() if name and re.search(row["pattern"], name, re.I)), None)
+    return int(row["sms"]) if row else None
+
+
+def most_sms() -> int:
+    """The multiprocessors of the largest device known."""
+    return max(int(row["sms"]) for row in _rows())
+
+
+def _fits(row: Mapping[str, str], name: str, limits: Mapping[str, int]) -> bool:
+    if not re.search(row["pattern"], name, re.I):
+        return False
+    sms, memory = limits.get("sms"), limits.get("memory_bytes")
+    low, high = (float(value) for value in row["memory_gb"].split("-"))
+    return (sms is None or sms == int(row["sms"])) and (
+        memory is None or low * 1e9 <= memory <= high * 1e9
+    )

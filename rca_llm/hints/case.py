@@ -65,6 +65,11 @@ class Case:
         return [life for life in self.lives if life.request.status == "finished"]
 
     @cached_property
+    def request_rows(self) -> dict[str, Mapping[str, Any]]:
+        """The rows of the summary's `requests` by id."""
+        return {row["id"]: row for row in self.summary["requests"]}
+
+    @cached_property
     def totals(self) -> Ints:
         """The time of every part in every life, ns: (lives, parts)."""
         rows = [life.totals for life in self.lives]

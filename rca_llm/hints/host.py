@@ -364,7 +364,7 @@ def tokenising(case: Case) -> list[Hint]:
 
 def _tokenise(case: Case) -> Hint | None:
     charge = case.charge(("scheduling.tokenize",))
-    ttft = sum(_ttft_of(case, id) or 0 for id in charge.requests)
+    ttft = sum(case.request_rows[id]["ttft_ns"] or 0 for id in charge.requests)
     if not charge.ns or not ttft or charge.ns < case.limits("R11")["share"] * ttft:
         return None
     count = len(charge.requests)
@@ -378,7 +378,7 @@ def _tokenise(case: Case) -> Hint | None:
 
 def _detokenise(case: Case) -> Hint | None:
     charge = case.charge(("scheduling.detokenize",))
-    rest = sum(_after_first(case, id) or 0 for id in charge.requests)
+    rest = sum(_after_first(case, id) for id in charge.requests)
     if not charge.ns or not rest or charge.ns < case.limits("R11")["share"] * rest:
         return None
     late = charge.ns / len(charge.requests)
@@ -391,15 +391,9 @@ def _detokenise(case: Case) -> Hint | None:
     )
 
 
-def _ttft_of(case: Case, id: str) -> int | None:
-    return next((row["ttft_ns"] for row in case.summary["requests"] if row["id"] == id), None)
-
-
-def _after_first(case: Case, id: str) -> int | None:
-    row = next((row for row in case.summary["requests"] if row["id"] == id), None)
-    if row is None or row["latency_ns"] is None:
-        return None
-    return int(row["latency_ns"]) - int(row["ttft_ns"] or 0)
+def _after_first(case: Case, id: str) -> int:
+    row = case.request_rows[id]
+    return int(row["latency_ns"] or 0) - int(row["ttft_ns"] or 0)
 
 
 @rule(
