@@ -109,11 +109,14 @@ def test_encodings(tmp_path: Path, encoding: str) -> None:
 
 
 def test_only_the_rows_asked_for(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.sqlite", [(n, f"secret {n}", n) for n in range(5000)])
+    rows = [(n, f"secret {n}", n) for n in range(50_000)]
+    path = written(tmp_path / "t.sqlite", rows, 512)
+    wanted = [1, 7, 4000, 30_001, 49_999, 50_000, 99_999]
     with Database(path) as database:
-        parts = list(database.scan("t", ["id"], ["b"], rowids=np.array([7, 4000, 9999])))
+        parts = list(database.scan("t", ["id"], ["b"], rowids=np.array(wanted[::-1])))
         texts = [part.texts["b"].get(row) for part in parts for row in range(len(part))]
-    assert texts == [b"secret 6", b"secret 3999"]
+        assert len(parts[0].texts["b"].data) < 100 * 512
+    assert texts == [f"secret {id - 1}".encode() for id in wanted[:-1]]
 
 
 def test_equal_texts_are_asked_for_once(tmp_path: Path) -> None:

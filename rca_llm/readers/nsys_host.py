@@ -142,7 +142,8 @@ def _state_codes(export: Export, raw: dict[str, Ints]) -> Array:
 def _named(export: Export, table: str, values: Ints, names: tuple[str, ...]) -> Mask:
     """Where values of an enumeration have one of these names."""
     rows = export.records(table, ["id"], ["name"])
-    return np.isin(values, [row["id"] for row, texts in rows if texts.get("name") in names])
+    ids = [row["id"] for row, texts in rows if texts.get("name") in names and "id" in row]
+    return np.isin(values, ids)
 
 
 def _threads(export: Export) -> Table:

@@ -123,7 +123,8 @@ class Database:
         With `rowids`, only the rows of these ids are decoded at all.
         """
         layout = self._layout(table)
-        leaves = self._leaves(layout.root)
+        rowids = None if rowids is None else np.sort(rowids)
+        leaves = self._leaves(layout.root, rowids)
         step = max(1, _CHUNK // self._page)
         for begin in range(0, len(leaves), step):
             cells = self._cells(leaves[begin : begin + step], rowids)
@@ -157,13 +158,16 @@ class Database:
             self._layouts[table] = _Layout(root, *_columns(table, sql))
         return self._layouts[table]
 
-    def _leaves(self, root: int) -> Ints:
-        """The leaf pages below a page, in the order of their row ids (1.6)."""
+    def _leaves(self, root: int, rowids: Ints | None = None) -> Ints:
+        """The leaf pages below a page, in the order of their row ids (1.6).
+
+        With `rowids`, which ascend, those that hold none of them are left out as a rule.
+        """
         level = np.array([root])
         for _ in range(_DEPTH):
             if self._kind(level) != _INTERIOR:
                 return level
-            level = np.concatenate([self._children(number) for number in level.tolist()])
+            level = np.concatenate([self._children(number, rowids) for number in level.tolist()])
             level = level[: self._pages]
         return level[:0]
 
@@ -174,16 +178,24 @@ class Database:
                 return page[_head(number)]
         return _LEAF
 
-    def _children(self, number: int) -> Ints:
+    def _children(self, number: int, rowids: Ints | None) -> Ints:
+        """The pages below one, of which each but the last tells the highest row id in it."""
         page, head = self._read_page(number), _head(number)
         if not page or page[head] != _INTERIOR:
             self.lost_pages += 1
             return np.empty(0, np.int64)
         count = int.from_bytes(page[head + 3 : head + 5], "big")
         count = min(count, (self._page - head - 12) // 2)
-        cells = np.frombuffer(page, ">u2", count, head + 12).tolist()
-        pointers = [page[at : at + 4] for at in (*cells, head + 8)]
-        return np.array([int.from_bytes(pointer, "big") for pointer in pointers], np.int64)
+        data = np.frombuffer(page + bytes(PADDING), np.uint8)
+        cells = np.frombuffer(page, ">u2", count, head + 12).astype(np.int64)
+        cells = cells[cells <= self._page - 4]
+        places = np.append(cells, head + 8)
+        children = pairs(data, places) << 16 | pairs(data, places + 2)
+        if rowids is None:
+            return children
+        highest = np.searchsorted(rowids, varints(data, cells + 4)[0], "right")
+        wanted = np.diff(highest, prepend=0, append=len(rowids)) > 0
+        return children[wanted]
 
     def _read_page(self, number: int) -> bytes:
         """A page, empty where the file has none of this number."""
