@@ -51,8 +51,10 @@ else:
 def _wrap(function: Any, name: str, kind: str) -> Any:
     if not recorder.run:
         return function
-    if isinstance(function, (staticmethod, classmethod)):
-        return type(function)(_wrap(function.__func__, name, kind))
+    for wrapper in (staticmethod, classmethod):
+        if type(function) is wrapper:
+            made: type[Any] = wrapper
+            return made(_wrap(function.__func__, name, kind))
     name = name or getattr(function, "__qualname__", "") or type(function).__qualname__
     flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
     if flags & _COROUTINE:
@@ -88,7 +90,9 @@ def _coroutine(function: Callable[..., Any], name: str, kind: str) -> Callable[.
     return call
 
 
-def _generator(function: Callable[..., Any], name: str, kind: str) -> Callable[..., Any]:
+def _generator(
+    function: Callable[..., Generator[Any, Any, Any]], name: str, kind: str
+) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         with suspendable(name, kind):
             return (yield from function(*args, **kwargs))

@@ -22,7 +22,7 @@ BLOCK_BYTES = 1024 * 1024
 
 # Header: offset 8 up to the strings; the magic at offset 0 is written last.
 HEADER = struct.Struct("<IIIIIIQQqqqIIiiiIQqqII64s32s128s")
-HEADER_FIELDS = (
+HEADER_FIELDS: tuple[str, ...] = (
     "version",  # 8: u32
     "header_bytes",  # 12: u32
     "cell_bytes",  # 16: u32

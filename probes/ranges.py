@@ -55,7 +55,8 @@ def load() -> None:
     try:
         import nvtx
 
-        _domain = nvtx.get_domain(DOMAIN)
+        tool: Any = nvtx
+        _domain = tool.get_domain(DOMAIN)
         if not hasattr(_domain, "handle"):
             return  # a dummy domain: no tool was attached after all
         push, pop = _domain.push_range, _domain.pop_range

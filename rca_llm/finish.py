@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def finish(run: Run) -> None:
 
 
 @contextmanager
-def _draft(folder: Path) -> Iterator[Path]:
+def _draft(folder: Path) -> Generator[Path]:
     """A folder that takes the place of ``folder`` once it is whole."""
     draft = folder.with_suffix(".tmp")
     shutil.rmtree(draft, ignore_errors=True)
@@ -68,7 +68,7 @@ def _trim(path: Path) -> None:
 
 
 @contextmanager
-def _progress(run: Run) -> Iterator[Callable[[str], None]]:
+def _progress(run: Run) -> Generator[Callable[[str], None]]:
     """A progress bar on a terminal where this takes long; gives a function that names each step."""
     if run.size() < LONG_BYTES or not sys.stderr.isatty():
         yield lambda _: None

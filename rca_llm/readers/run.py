@@ -225,10 +225,18 @@ class _Reading:
                 key = segment.names.get(int(cells["e"][number]), "")
                 code = self.strings.code(f"{mark}.{key}")
                 rows.append((int(cells["a"][place]), code, _value(segment, number)))
-        columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[], [], []]
-        process = np.full(len(rows), segment.pid)
-        names = dict(zip(("t", "metric", "value"), columns, strict=True))
-        self.timeline.add("samples", Table(SAMPLES, {**names, "process": process}))
+        self.timeline.add(
+            "samples",
+            Table(
+                SAMPLES,
+                {
+                    "t": [time for time, _, _ in rows],
+                    "metric": [metric for _, metric, _ in rows],
+                    "value": [value for _, _, value in rows],
+                    "process": np.full(len(rows), segment.pid),
+                },
+            ),
+        )
 
     def _events(self, segment: Segment) -> None:
         cells = segment.cells
@@ -365,7 +373,7 @@ class _Reading:
         still_open = np.flatnonzero(steps["end"] == UNKNOWN)
         if not len(still_open):
             return
-        end = steps["end"].copy()
+        end = np.array(steps["end"])
         for row in still_open.tolist():
             own = self.timeline["ranges"]["process"] == steps["process"][row]
             last = self.timeline["ranges"]["end"][own].max(initial=UNKNOWN)

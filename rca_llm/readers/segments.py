@@ -78,7 +78,7 @@ def coded(codes: Codes, ids: Array) -> Codes:
 def parse(name: str, data: bytes | bytearray | memoryview) -> Segment | None:
     """The segment in a file's content; None where not even its header is whole."""
     view = memoryview(data)
-    if len(view) < layout.HEADER_BYTES or view[: len(layout.MAGIC)] != layout.MAGIC:
+    if len(view) < layout.HEADER_BYTES or bytes(view[: len(layout.MAGIC)]) != layout.MAGIC:
         return None
     values = layout.HEADER.unpack_from(view, len(layout.MAGIC))
     header = dict(zip(layout.HEADER_FIELDS, values, strict=True))
