@@ -9,12 +9,26 @@ from __future__ import annotations
 
 import os
 import sys
-from _thread import _local, get_ident
+from _thread import _local, get_ident  # pyright: ignore[reportPrivateUsage]  # needs no imports
 from _weakref import ref
 from mmap import ACCESS_READ, mmap
 from time import perf_counter_ns, time_ns
 
 from . import format as layout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .native._recorder import Room
+
+    fast: Any = None
+else:
+    try:  # built for this very Python, or not at all
+        from .native import _recorder as fast
+        from .native._recorder import Room
+    except ImportError:
+        fast, Room = None, object
 
 # What recording may raise by itself. Not Exception: a signal handler of the program may raise
 # inside our code (a timeout, say), and that exception belongs to the program.
@@ -40,8 +54,13 @@ _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _WORLD_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
+if TYPE_CHECKING:
+    _Ids = dict[object, int]
+else:
+    _Ids = dict  # which cannot be subscripted before Python 3.9
 
-class Names(dict):  # type: ignore[type-arg]  # dict[str, int] cannot be subscripted in Python 3.7
+
+class Names(_Ids):
     """Strings to NAME ids of one segment, shifted into place for the word they go to.
 
     A missing string is written to the segment first. None is 0.
@@ -62,11 +81,12 @@ class Names(dict):  # type: ignore[type-arg]  # dict[str, int] cannot be subscri
         return word
 
 
-class Recorder:
+class Recorder(Room):
     """The writer of one segment; belongs to one thread of one process.
 
     ``words`` is the current block as int64 words and ``at`` the next free word in it; ``last`` is
-    where the gate is looked at again. All three are read by the fast paths in ``span.py``.
+    where the gate is looked at again. All three are read by the fast paths in ``span.py``; those in
+    C find them in ``Room``.
     """
 
     __slots__ = (
@@ -78,15 +98,8 @@ class Recorder:
         "_size",
         "_stopped",
         "_views",
-        "at",
-        "ids",
-        "kinds",
-        "last",
-        "marks",
         "path",
-        "spans",
-        "words",
-    )
+    ) + (() if fast else ("at", "ids", "kinds", "last", "marks", "spans", "words"))
 
     def __init__(self, path: str, header: bytes) -> None:
         self.path = path
@@ -356,6 +369,8 @@ def _open() -> Recorder:
     recorder = _take_over() or _create()
     local.recorder = recorder
     local.lease = Lease(recorder)
+    if fast:
+        fast.adopt(recorder)
     local.failed = False
     return recorder
 
@@ -466,8 +481,8 @@ def process_start(pid: object = "self") -> int:
 
 def process_name() -> str:
     """Base names of the interpreter and the script or module; no other argument."""
-    argv = list(getattr(sys, "orig_argv", ())) or _command_line()
-    return command_name(argv)
+    argv: list[str] = list(getattr(sys, "orig_argv", ()))
+    return command_name(argv or _command_line())
 
 
 def _command_line() -> list[str]:

@@ -13,7 +13,7 @@ from time import perf_counter_ns
 
 from . import format as layout
 from . import ranges
-from .recorder import FAULTS, WORDS_A_CELL, current, local, put
+from .recorder import FAULTS, WORDS_A_CELL, current, fast, local, put
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def watch_requests() -> None:
     """Let spans look for the request of the scope around them from here on."""
     global scoped
     scoped = True
+    if fast:
+        fast.watch_requests()
 
 
 class Off:
@@ -306,7 +308,7 @@ def number(words: memoryview[int], at: int, value: float, name_id: int) -> None:
 
 def suspendable(name: str, kind: str, request: str | None = None) -> Off:
     """A span that may overlap others of its thread: of a coroutine, a generator, a request."""
-    plain = span(name, kind, request)
+    plain = python_span(name, kind, request)
     if not isinstance(plain, Span):
         return plain
     try:
@@ -318,3 +320,10 @@ def suspendable(name: str, kind: str, request: str | None = None) -> Off:
     made = LongSpan()
     made.words, made.at, made.attributes = plain.words, plain.at, plain.attributes
     return made
+
+
+python_span, python_record = span, record
+# The C functions hand what is uncommon to those here. They know nothing of NVTX.
+if fast and not ranges.wanted():
+    fast.prepare(python_span, python_record, OFF, request_id)
+    span, record = fast.span, fast.record

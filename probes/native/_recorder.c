@@ -1,0 +1,401 @@
+/* The fast paths of spans and marks for one Python: what probes/span.py does for the common call, on
+ * the same recorders and segments. Everything uncommon is handed to the Python functions.
+ *
+ * A Recorder (probes/recorder.py) inherits from Room, which keeps in C what the fast paths touch. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <pthread.h>
+#include <structmember.h>
+
+#include "clock.h"
+#include "format.h"
+
+#ifdef Py_GIL_DISABLED
+#error "the fast paths rely on the GIL; without it the Python recorder is used"
+#endif
+
+enum { WORDS_A_CELL = RCA_CELL_BYTES / 8, FREE_SPANS = 64 };
+
+#define FAILED ((int64_t)RCA_FLAG_ERROR << 40)
+
+typedef struct Room {
+    PyObject_HEAD
+    Py_ssize_t at, last; /* the next free word, and where the gate is looked at again */
+    int64_t *words;
+    PyObject *view; /* the memoryview that `words` points into */
+    PyObject *spans, *marks, *ids, *kinds;
+} Room;
+
+typedef struct Span {
+    PyObject_HEAD
+    PyObject *view; /* keeps the block mapped */
+    int64_t *cell;
+    unsigned generation;
+} Span;
+
+/* Counts forks: in a child every recorder and span from before belongs to the parent. */
+static unsigned generation;
+
+static _Thread_local Room *here; /* kept alive by the list of recorders in Python */
+static _Thread_local unsigned here_generation;
+
+static PyObject *slow_span, *slow_record, *off, *request_variable, *refill_name;
+static PyInterpreterState *home; /* what is static here serves one interpreter */
+static int scoped;
+static Span *free_spans[FREE_SPANS];
+static int free_count;
+
+static void in_child(void)
+{
+    generation++;
+}
+
+/* ---------------------------------------------------------------- Room */
+
+static PyObject *room_view(Room *self, void *unused)
+{
+    (void)unused;
+    if (!self->view) {
+        PyErr_SetString(PyExc_AttributeError, "words");
+        return NULL;
+    }
+    return Py_NewRef(self->view);
+}
+
+static int room_set_view(Room *self, PyObject *view, void *unused)
+{
+    (void)unused;
+    if (!view || !PyMemoryView_Check(view)) {
+        PyErr_SetString(PyExc_TypeError, "words must be a memoryview");
+        return -1;
+    }
+    Py_buffer *buffer = PyMemoryView_GET_BUFFER(view);
+    if (buffer->itemsize != 8 || buffer->readonly || !PyBuffer_IsContiguous(buffer, 'C')) {
+        PyErr_SetString(PyExc_ValueError, "words must be writable and 8 bytes wide");
+        return -1;
+    }
+    Py_XSETREF(self->view, Py_NewRef(view));
+    self->words = buffer->buf;
+    return 0;
+}
+
+static int room_traverse(Room *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->view);
+    Py_VISIT(self->spans);
+    Py_VISIT(self->marks);
+    Py_VISIT(self->ids);
+    Py_VISIT(self->kinds);
+    return 0;
+}
+
+static int room_clear(Room *self)
+{
+    self->words = NULL;
+    self->last = -1;
+    Py_CLEAR(self->view);
+    Py_CLEAR(self->spans);
+    Py_CLEAR(self->marks);
+    Py_CLEAR(self->ids);
+    Py_CLEAR(self->kinds);
+    return 0;
+}
+
+static void room_dealloc(Room *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    room_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef room_members[] = {
+    {"at", T_PYSSIZET, offsetof(Room, at), 0, NULL},
+    {"last", T_PYSSIZET, offsetof(Room, last), 0, NULL},
+    {"spans", T_OBJECT_EX, offsetof(Room, spans), 0, NULL},
+    {"marks", T_OBJECT_EX, offsetof(Room, marks), 0, NULL},
+    {"ids", T_OBJECT_EX, offsetof(Room, ids), 0, NULL},
+    {"kinds", T_OBJECT_EX, offsetof(Room, kinds), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef room_getset[] = {
+    {"words", (getter)room_view, (setter)room_set_view, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot room_slots[] = {
+    {Py_tp_doc, "What the fast paths touch of a recorder."},
+    {Py_tp_dealloc, room_dealloc},
+    {Py_tp_traverse, room_traverse},
+    {Py_tp_clear, room_clear},
+    {Py_tp_members, room_members},
+    {Py_tp_getset, room_getset},
+    {0, NULL},
+};
+
+static PyType_Spec room_spec = {
+    .name = "_recorder.Room",
+    .basicsize = sizeof(Room),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = room_slots,
+};
+
+/* ---------------------------------------------------------------- Span */
+
+static PyTypeObject *span_type;
+
+static PyObject *span_enter(Span *self, PyObject *unused)
+{
+    (void)unused;
+    if (self->generation == generation)
+        __atomic_store_n(&self->cell[0], clock_monotonic(), __ATOMIC_RELAXED);
+    return Py_NewRef((PyObject *)self);
+}
+
+static PyObject *span_exit(Span *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (self->generation == generation) {
+        __atomic_store_n(&self->cell[1], clock_monotonic(), __ATOMIC_RELAXED);
+        if (count > 0 && arguments[0] != Py_None)
+            self->cell[3] |= FAILED;
+    }
+    Py_RETURN_NONE;
+}
+
+static void span_dealloc(Span *self)
+{
+    Py_CLEAR(self->view);
+    if (free_count < FREE_SPANS) {
+        free_spans[free_count++] = self;
+        return;
+    }
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef span_methods[] = {
+    {"__enter__", (PyCFunction)span_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void *)span_exit, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot span_slots[] = {
+    {Py_tp_doc, "A span whose cell is reserved: entering stores the start, leaving the end."},
+    {Py_tp_dealloc, span_dealloc},
+    {Py_tp_methods, span_methods},
+    {0, NULL},
+};
+
+static PyType_Spec span_spec = {
+    .name = "_recorder.Span",
+    .basicsize = sizeof(Span),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = span_slots,
+};
+
+static Span *new_span(void)
+{
+    if (!free_count)
+        return PyObject_New(Span, span_type);
+    Span *self = free_spans[--free_count];
+    Py_SET_REFCNT((PyObject *)self, 1);
+    return self;
+}
+
+/* ---------------------------------------------------------------- span and record */
+
+/* What a call asks for, as far as the fast paths know it; borrowed. */
+typedef struct Call {
+    PyObject *name, *kind, *request;
+} Call;
+
+static int parse(Call *call, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords,
+                 int takes_kind)
+{
+    PyObject **places[] = {&call->name, takes_kind ? &call->kind : &call->request, &call->request};
+    if (count < 1 || count > (takes_kind ? 3 : 2) || !PyUnicode_CheckExact(arguments[0]))
+        return 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        *places[i] = arguments[i];
+    for (Py_ssize_t i = 0; keywords && i < PyTuple_GET_SIZE(keywords); i++) {
+        PyObject *keyword = PyTuple_GET_ITEM(keywords, i);
+        if (takes_kind && !call->kind && !PyUnicode_CompareWithASCIIString(keyword, "kind"))
+            call->kind = arguments[count + i];
+        else if (!call->request && !PyUnicode_CompareWithASCIIString(keyword, "request"))
+            call->request = arguments[count + i];
+        else
+            return 0;
+    }
+    if (call->request == Py_None)
+        call->request = NULL;
+    return (!call->kind || PyUnicode_CheckExact(call->kind)) &&
+           (!call->request || PyUnicode_CheckExact(call->request));
+}
+
+/* Looks a text up and ors its word into `into`; 0 where the slow path must name it first. */
+static int look_up(PyObject *known, PyObject *text, int64_t *into)
+{
+    PyObject *word = PyDict_GetItemWithError(known, text);
+    if (!word) {
+        PyErr_Clear();
+        return 0;
+    }
+    *into |= PyLong_AsLongLong(word);
+    return 1;
+}
+
+/* Word 2 of a cell: the request, that of the scope where none is given, and the kind. */
+static int add_request(Call *call, int64_t *word)
+{
+    PyObject *scope = NULL;
+    int known = 1;
+    if (scoped && !call->request && PyContextVar_Get(request_variable, Py_None, &scope) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    PyObject *request = call->request ? call->request : scope;
+    if (request && request != Py_None)
+        known = PyUnicode_CheckExact(request) && look_up(here->ids, request, word);
+    Py_XDECREF(scope);
+    return known && (!call->kind || look_up(here->kinds, call->kind, word));
+}
+
+/* Whether this thread has a recorder with room; -1 where nothing may be written. */
+static int has_room(void)
+{
+    if (!here || here_generation != generation)
+        return 0;
+    if (here->at < here->last)
+        return 1;
+    PyObject *more = PyObject_CallMethodNoArgs((PyObject *)here, refill_name);
+    int room = more ? PyObject_IsTrue(more) : 0;
+    Py_XDECREF(more);
+    if (!more)
+        PyErr_Clear();
+    return here->at < here->last ? room : more ? -1 : 0;
+}
+
+/* Reserves a cell; nothing between this and its last store runs Python code. */
+static int64_t *next_cell(void)
+{
+    int64_t *cell = here->words + here->at;
+    here->at += WORDS_A_CELL;
+    return cell;
+}
+
+static PyObject *fast_span(PyObject *module, PyObject *const *arguments, Py_ssize_t count,
+                           PyObject *keywords)
+{
+    (void)module;
+    Call call = {0};
+    int64_t middle = 0, last = 0;
+    if (!parse(&call, arguments, count, keywords, 1))
+        return PyObject_Vectorcall(slow_span, arguments, (size_t)count, keywords);
+    int room = has_room();
+    if (room < 0)
+        return Py_NewRef(off);
+    if (!room || !look_up(here->spans, call.name, &last) || !add_request(&call, &middle))
+        return PyObject_Vectorcall(slow_span, arguments, (size_t)count, keywords);
+    Span *made = new_span();
+    if (!made)
+        return NULL;
+    int64_t *cell = next_cell();
+    made->view = Py_NewRef(here->view);
+    made->cell = cell;
+    made->generation = generation;
+    cell[2] = middle;
+    __atomic_store_n(&cell[3], last, __ATOMIC_RELEASE);
+    return (PyObject *)made;
+}
+
+static PyObject *fast_record(PyObject *module, PyObject *const *arguments, Py_ssize_t count,
+                             PyObject *keywords)
+{
+    (void)module;
+    Call call = {0};
+    int64_t middle = 0, last = 0;
+    int room = parse(&call, arguments, count, keywords, 0) ? has_room() : 0;
+    if (room < 0)
+        Py_RETURN_NONE;
+    if (!room || !look_up(here->marks, call.name, &last) || !add_request(&call, &middle))
+        return PyObject_Vectorcall(slow_record, arguments, (size_t)count, keywords);
+    int64_t *cell = next_cell();
+    cell[0] = clock_monotonic();
+    cell[2] = middle;
+    __atomic_store_n(&cell[3], last, __ATOMIC_RELEASE);
+    Py_RETURN_NONE;
+}
+
+/* ---------------------------------------------------------------- module */
+
+static PyObject *adopt(PyObject *module, PyObject *recorder)
+{
+    PyObject *type = PyObject_GetAttrString(module, "Room");
+    int fits = type ? PyObject_IsInstance(recorder, type) : -1;
+    Py_XDECREF(type);
+    if (fits < 0)
+        return NULL;
+    here = fits ? (Room *)recorder : NULL;
+    here_generation = generation;
+    Py_RETURN_NONE;
+}
+
+static PyObject *watch_requests(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    scoped = 1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *prepare(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    PyObject *span, *record, *nothing, *variable;
+    if (!PyArg_ParseTuple(arguments, "OOOO", &span, &record, &nothing, &variable))
+        return NULL;
+    Py_XSETREF(slow_span, Py_NewRef(span));
+    Py_XSETREF(slow_record, Py_NewRef(record));
+    Py_XSETREF(off, Py_NewRef(nothing));
+    Py_XSETREF(request_variable, Py_NewRef(variable));
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"span", (PyCFunction)(void *)fast_span, METH_FASTCALL | METH_KEYWORDS,
+     "span(name, kind='host', request=None, step=None, bytes=None, path=None)\n--\n\n"
+     "A context manager that records the time spent inside it; as `rca_llm.probes.span.span`."},
+    {"record", (PyCFunction)(void *)fast_record, METH_FASTCALL | METH_KEYWORDS,
+     "record(name, request=None, **numbers)\n--\n\n"
+     "Mark this instant; as `rca_llm.probes.span.record`."},
+    {"adopt", adopt, METH_O, "Make a recorder that of the calling thread."},
+    {"watch_requests", watch_requests, METH_NOARGS, "Look for request scopes from here on."},
+    {"prepare", prepare, METH_VARARGS, "Take the slow span and record, OFF and the request's variable."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT, "_recorder", "Fast paths of spans and marks.", -1, functions,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__recorder(void)
+{
+    if (home && home != PyInterpreterState_Get()) {
+        PyErr_SetString(PyExc_ImportError, "the fast paths serve one interpreter of a process");
+        return NULL;
+    }
+    home = PyInterpreterState_Get();
+    PyObject *module = PyModule_Create(&module_definition);
+    PyObject *room = PyType_FromSpec(&room_spec);
+    span_type = (PyTypeObject *)PyType_FromSpec(&span_spec);
+    refill_name = PyUnicode_InternFromString("refill");
+    if (!module || !room || !span_type || !refill_name ||
+        PyModule_AddObject(module, "Room", room) < 0)
+        return NULL;
+    pthread_atfork(NULL, NULL, in_child);
+    return module;
+}

@@ -1,0 +1,32 @@
+"""What the C extension offers; `_recorder.c` has the words."""
+
+from _contextvars import ContextVar
+from collections.abc import Callable
+from typing import Any
+
+class Room:
+    at: int
+    last: int
+    words: memoryview[int]
+    spans: dict[str, int]
+    marks: dict[str, int]
+    ids: Any
+    kinds: Any
+
+def span(
+    name: str,
+    kind: str = "host",
+    request: str | None = None,
+    step: int | None = None,
+    bytes: int | None = None,
+    path: str | None = None,
+) -> Any: ...
+def record(name: str, request: str | None = None, **numbers: float) -> None: ...
+def adopt(recorder: object) -> None: ...
+def watch_requests() -> None: ...
+def prepare(
+    span: Callable[..., object],
+    record: Callable[..., object],
+    off: object,
+    variable: ContextVar[str | None],
+) -> None: ...

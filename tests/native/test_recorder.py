@@ -1,0 +1,173 @@
+"""The C fast paths of spans write what the Python ones write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rca_llm.probes import format as layout
+from tests.native.conftest import COMPILER, HERE, NATIVE, compile_c
+from tests.native.segments import Segment, read_run
+
+PROBES = NATIVE.parent
+
+_SCRIPT = """
+import gc, os, sys, threading, time
+gc.disable()
+probes = sys.modules["_rca_llm_probes"]
+span, record, request, probe = probes.span, probes.record, probes.request, probes.probe
+def work(count):
+    for i in range(count):
+        with span("plain"):
+            with span("kind", "file"):
+                record("instant")
+        with span(f"name {i % 9}", kind="gc", request="asked"):
+            pass
+    with request("scope"):
+        with span("inside"), span("other", request="asked"):
+            record("marked"); record("numbers", tokens=3, share=0.5); record("named", request="x")
+        with span("rich", step=7, bytes=100, path="/p"):
+            pass
+    try:
+        with span("failed"):
+            raise ValueError
+    except ValueError:
+        pass
+    with span(name="keyword"), span("positional", "host", "asked", None):
+        span("never entered")
+@probe
+def decorated():
+    return 1
+work(3000); decorated()
+others = [threading.Thread(target=work, args=(50,)) for _ in range(3)]
+[t.start() for t in others]; [t.join() for t in others]
+outer = span("left in the parent"); outer.__enter__()
+if os.fork() == 0:
+    outer.__exit__(None, None, None)
+    with span("child"):
+        record("child mark")
+    probes.recorder.close()
+    os._exit(0)
+os.wait()
+outer.__exit__(None, None, None)
+print(probes.recorder.fast is not None, type(span).__name__)
+"""
+
+
+@pytest.fixture(scope="module")
+def fast_probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the probes with the extension built for this Python."""
+    if shutil.which(COMPILER) is None:
+        pytest.skip(f"no C compiler ({COMPILER})")
+    include = Path(sysconfig.get_paths()["include"])
+    if not (include / "Python.h").exists():
+        pytest.skip("no Python.h")
+    probes = _copy(tmp_path_factory.mktemp("fast"))
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    out = probes / "native" / f"_recorder{suffix}"
+    flags = ("-shared", "-fvisibility=hidden", f"-I{include}")
+    quiet = ("-Wno-cast-function-type", "-Wno-missing-field-initializers")
+    compile_c(out, [NATIVE / "_recorder.c"], *flags, *quiet)
+    return probes
+
+
+@pytest.fixture(scope="module")
+def slow_probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the probes without it."""
+    return _copy(tmp_path_factory.mktemp("slow"))
+
+
+def _copy(folder: Path) -> Path:
+    probes = folder / "probes"
+    shutil.copytree(PROBES, probes, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    return probes
+
+
+def run(probes: Path, folder: Path, code: str = _SCRIPT, gate: bytes = b"\1") -> tuple[str, Path]:
+    """Run a script under the probes; what it printed and its run directory."""
+    (folder / "segments").mkdir(parents=True)
+    (folder / "control").write_bytes(gate.ljust(layout.CONTROL_BYTES, b"\0"))
+    env = os.environ | {"RCA_LLM_RUN": str(folder), "PYTHONPATH": str(probes / "bootstrap")}
+    env.pop("NVTX_INJECTION64_PATH", None)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd=HERE)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout, folder
+
+
+def contents(segment: Segment) -> Counter[tuple[object, ...]]:
+    """Records by what they say, their times left out."""
+    names = segment.names
+    found: Counter[tuple[object, ...]] = Counter()
+    for cell in segment.cells:
+        if cell.kind == layout.SPAN:
+            texts = (names.get(cell.c), names.get(cell.d), names[cell.e])
+            found[("span", cell.flags, *texts, cell.a > 0, cell.b >= cell.a)] += 1
+        elif cell.kind == layout.MARK:
+            found["mark", cell.flags, names.get(cell.c), names[cell.e], cell.a > 0] += 1
+        elif cell.kind == layout.NUMBER:
+            found["number", cell.flags, cell.b, names[cell.e]] += 1
+    return found
+
+
+def everything(folder: Path) -> Counter[tuple[object, ...]]:
+    """The records of all segments of a run."""
+    found: Counter[tuple[object, ...]] = Counter()
+    for segment in read_run(folder):
+        found += contents(segment)
+    return found
+
+
+def test_both_write_the_same_records(fast_probes: Path, slow_probes: Path, tmp_path: Path) -> None:
+    said, fast = run(fast_probes, tmp_path / "fast")
+    assert said == "True builtin_function_or_method\n"
+    said, slow = run(slow_probes, tmp_path / "slow")
+    assert said == "False function\n"
+    assert everything(fast) == everything(slow)
+    assert sum(everything(fast).values()) > 12000
+
+
+def test_a_span_left_in_a_forked_child_stays_the_parents(fast_probes: Path, tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time\n"
+        "span = sys.modules['_rca_llm_probes'].span\n"
+        "for name in ('first', 'outer'):\n"
+        "    with span(name): pass\n"
+        "outer = span('outer'); outer.__enter__()\n"
+        "if os.fork() == 0:\n"
+        "    outer.__exit__(None, None, None); os._exit(0)\n"
+        "os.wait(); os._exit(0)"
+    )
+    _, folder = run(fast_probes, tmp_path / "run", code)
+    spans = [cell for segment in read_run(folder) for cell in segment.of(layout.SPAN)]
+    assert sorted(cell.b > 0 for cell in spans) == [False, True, True]
+
+
+def test_a_shut_gate_keeps_spans_out(fast_probes: Path, tmp_path: Path) -> None:
+    _, folder = run(fast_probes, tmp_path / "run", gate=b"\0")
+    # The gate is looked at once in 32 cells, and after a new name.
+    assert sum(everything(folder).values()) < 1000
+
+
+def test_wrong_calls_raise_as_in_python(
+    fast_probes: Path, slow_probes: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import sys\n"
+        "span = sys.modules['_rca_llm_probes'].span\n"
+        "for a, k in (((), {}), (('x',), {'what': 1}), (('x', 'host', None, 1, 2, '', 3), {})):\n"
+        "    try:\n        span(*a, **k)\n    except TypeError as error:\n"
+        "        print(type(error).__name__)\n"
+        "with span(5): pass\n"
+        "with span('x', kind=None): pass\n"
+    )
+    fast, _ = run(fast_probes, tmp_path / "fast", code)
+    slow, _ = run(slow_probes, tmp_path / "slow", code)
+    assert fast == slow == "TypeError\n" * 3
