@@ -239,6 +239,8 @@ def _finish(
 
 def _report_troubles(run: Run, sampler: Sampler | None) -> bool:
     """Say in one line what keeps this run from being whole; whether there is room to finish it."""
+    if sampler is not None and sampler.error is not None:
+        say(f"{run.path}: sampling ended early: {sampler.error}")
     if sampler is not None and sampler.full:
         say(f"{run.path}: recording ended at --max-size")
     headers = [header for header in map(_header, run.segment_files()) if header]
@@ -249,8 +251,8 @@ def _report_troubles(run: Run, sampler: Sampler | None) -> bool:
         say(f"{run.path}: recording ended early: {reason} ({dropped} records lost)")
     elif all(header["writer"] == layout.WRITER_LAUNCHER for header in headers):
         say(
-            "no process left a trace: not Python, python -I, -E or -S, or a wiped environment;"
-            " only the launcher's samples were recorded"
+            "no process left a trace: not Python 3.7 or later, python -I, -E or -S, or a wiped"
+            " environment; only the launcher's samples were recorded"
         )
     return not stopped
 

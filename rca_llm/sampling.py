@@ -36,6 +36,7 @@ class Sampler:
         self.run = run
         self.limits = limits
         self.full = False
+        self.error: Exception | None = None
         self._pid = pid
         self._stop = threading.Event()
         self._began = time.monotonic()
@@ -43,8 +44,8 @@ class Sampler:
         self._system = System(self._recorder, pid, str(run.path))
         self._gap: tuple[memoryview[int], int] | None = None
         self._threads = [
-            threading.Thread(target=self._loop, name="rca-llm sampler", daemon=True),
-            threading.Thread(target=self._gpu_loop, name="rca-llm gpu sampler", daemon=True),
+            threading.Thread(target=self._guard, args=[loop], name="rca-llm sampler", daemon=True)
+            for loop in (self._loop, self._gpu_loop)
         ]
 
     def start(self) -> None:
@@ -65,6 +66,13 @@ class Sampler:
     def _anchor(self) -> None:
         monotonic, utc, width = recorder.anchor()
         self._recorder.cell(layout.ANCHOR, monotonic, utc, min(width, layout.ALL))
+
+    def _guard(self, loop: Callable[[], None]) -> None:
+        """Keep what goes wrong in a thread for the launcher to tell, instead of a traceback."""
+        try:
+            loop()
+        except Exception as error:  # whatever it is: the command runs on
+            self.error = error
 
     def _loop(self) -> None:
         plan = Plan([(TICK_S, self._tick), (CENSUS_S, self._census), (SLOW_S, self._slow)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -254,6 +255,45 @@ def test_bad_arguments_never_raise(tmp_path: Path) -> None:
     done = trace_code(tmp_path, code)
     assert (done.status, done.stdout, done.stderr) == (0, "fine\n", "")
     assert len(done.timeline()["ranges"]) > 0
+
+
+def _interpreters() -> list[str]:
+    """Other Pythons of this machine, one of each minor version."""
+    found = {path.name: str(path) for path in map(Path, _candidates()) if path.exists()}
+    return sorted(found.values()) or [""]
+
+
+def _candidates() -> list[str]:
+    """Those on the path, then pyenv's own, which its wrappers on the path do not start."""
+    names = [f"python3.{minor}" for minor in range(7, 15) if minor != sys.version_info.minor]
+    found = [path for name in names if (path := shutil.which(name)) is not None]
+    folders = list(Path.home().glob(".pyenv/versions/*/bin"))
+    return found + [str(folder / name) for name in names for folder in folders]
+
+
+@pytest.mark.parametrize("python", _interpreters())
+def test_interpreters_without_rca_llm_are_recorded(tmp_path: Path, python: str) -> None:
+    if not python:
+        pytest.skip("no other Python on this machine")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, threading\n"
+        "from _rca_llm_probes import probe, record, request, span, step\n"
+        "@probe\n"
+        "def work():\n"
+        "    with span('x', 'file', bytes=3): record('m', n=1)\n"
+        "with request('A'), step(1, {'A': ('decode', 1)}): work()\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join()\n"
+        "pid = os.fork()\n"
+        "if pid == 0: work(); os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+    )
+    done = trace(tmp_path, python, str(script))
+    assert (done.status, done.stderr) == (0, "")
+    timeline = done.timeline()
+    names = texts(timeline, "ranges", "name")
+    assert (names.count("work"), names.count("x"), len(timeline["marks"])) == (3, 3, 3)
+    assert (len(timeline["requests"]), len(timeline["steps"])) == (1, 1)
 
 
 def test_hidden_sitecustomize_runs(tmp_path: Path) -> None:
