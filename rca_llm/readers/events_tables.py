@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -57,7 +57,8 @@ _KEYS = {"process": "pid", "thread": "tid"}
 """The keys of columns that have another name."""
 
 _GPU_KINDS = {"kernel": KERNEL, "memcpy": MEMCPY, "memset": MEMSET, "graph": GRAPH}
-_AXES = ("x", "y", "z")
+_COPIES = {kind.lower(): place for place, kind in enumerate(COPY_KINDS)}
+_MEMORIES = {kind: place for place, kind in enumerate(MEMORY_KINDS)}
 
 _EVENTS = ("gpu", "api", "ranges", "collectives", "requests", "steps", "states", "marks", "samples")
 """The tables whose rows count as events."""
@@ -111,8 +112,8 @@ class Builder:
     def _adder(self, type: str) -> Callable[[list[Record]], None] | None:
         """What takes in records of a type, None for one that nobody knows."""
         if table := _SAME_ROWS.get(type):
-            prepare = _PREPARED.get(type)
-            return lambda group: self._rows(table, prepare(group) if prepare else group)
+            make = _MADE.get(type)
+            return lambda group: self._rows(table, group, make(group) if make else {})
         return {
             "header": self._header,
             "request": self._request,
@@ -120,17 +121,24 @@ class Builder:
             "thread": self._thread,
         }.get(type)
 
-    def _rows(self, table: str, records: Sequence[Record], **fixed: Any) -> None:
-        """Append records to a table; columns that none of them has are left out."""
-        schema, columns = TABLES[table], dict[str, Any](fixed)
+    def _rows(
+        self, table: str, records: Sequence[Record], made: dict[str, list[Any]] | None = None
+    ) -> None:
+        """Append records to a table; columns that none of them has are left out.
+
+        `made` holds the values of columns that are not simply those of a key.
+        """
         there = set[str]().union(*records)
-        for column, kind in schema.items():
+        columns: dict[str, Any] = {}
+        for column, kind in TABLES[table].items():
             key = _KEYS.get(column, column)
-            if key in there and column not in fixed:
+            values = (made or {}).get(column)
+            if values is None and key in there:
                 values = [record.get(key) for record in records]
+            if values is not None:
                 columns[column] = self._values.column(kind, values, f"{table}.{column}")
         if columns:
-            self._parts[table].append(Table(schema, columns))
+            self._parts[table].append(Table(TABLES[table], columns))
         if table == "marks":
             aborted = (r for r in records if r.get("name") == "aborted")
             self._aborted |= {str(record.get("request")) for record in aborted}
@@ -165,8 +173,7 @@ class Builder:
         for row, record in enumerate(records, self._steps):
             batch += ({"step": row} | work for work in _work(record.get("requests")))
         self._steps += len(records)
-        ids = {"id": self._values.ints([r.get("id") for r in records], "steps.id")}
-        self._rows("steps", records, **ids)
+        self._rows("steps", records)
         self._rows("batch", batch)
 
     def _thread(self, records: list[Record]) -> None:
@@ -228,37 +235,37 @@ def _work(requests: Any) -> Iterable[Record]:
         yield {"request": id, "phase": told.get("phase"), "tokens": told.get("tokens")}
 
 
-def _gpu_records(records: list[Record]) -> list[Record]:
-    """Device records with their kinds as numbers and their shapes as columns."""
-    return [
-        record
-        | _shape("grid", record)
-        | _shape("block", record)
-        | {
-            "kind": _GPU_KINDS.get(str(record.get("kind")).lower(), KERNEL),
-            "copy": _place(COPY_KINDS, str(record.get("copy")).upper()),
-            "src": _place(MEMORY_KINDS, str(record.get("src")).lower()),
-            "dst": _place(MEMORY_KINDS, str(record.get("dst")).lower()),
-        }
-        for record in records
-    ]
+def _device_columns(records: list[Record]) -> dict[str, list[Any]]:
+    """Kinds as numbers, and launch shapes by axis."""
+    made: dict[str, list[Any]] = {
+        "kind": [_GPU_KINDS.get(_lower(record.get("kind")), KERNEL) for record in records],
+        "copy": [_COPIES.get(_lower(record.get("copy"))) for record in records],
+        "src": [_MEMORIES.get(_lower(record.get("src"))) for record in records],
+        "dst": [_MEMORIES.get(_lower(record.get("dst"))) for record in records],
+    }
+    for name in ("grid", "block"):
+        shapes = [record.get(name) for record in records]
+        for place, axis in enumerate("xyz"):
+            made[f"{name}_{axis}"] = [_item(shape, place) for shape in shapes]
+    return made
 
 
-def _shape(name: str, record: Record) -> Record:
-    sizes = as_list(record.get(name))
-    return {f"{name}_{axis}": size for axis, size in zip(_AXES, sizes, strict=False)}
+def _lower(value: Any) -> str:
+    return value.lower() if type(value) is str else ""
 
 
-def _place(texts: tuple[str, ...], text: str) -> int | None:
-    return texts.index(text) if text in texts else None
+def _item(value: Any, place: int) -> Any:
+    """One item of a JSON array, None where there is no such."""
+    items = cast("Sequence[Any]", value) if isinstance(value, list) else ()
+    return items[place] if len(items) > place else None
 
 
-def _span_records(records: list[Record]) -> list[Record]:
-    """Spans with the domain of our probes, unless they name their own."""
-    return [{"domain": "probe"} | record for record in records]
+def _span_columns(records: list[Record]) -> dict[str, list[Any]]:
+    """The domain of spans: our probes', unless they name their own."""
+    return {"domain": [record.get("domain", "probe") for record in records]}
 
 
-_PREPARED = {"gpu": _gpu_records, "span": _span_records}
+_MADE = {"gpu": _device_columns, "span": _span_columns}
 
 
 def _first_time(timeline: Timeline) -> int | None:

@@ -60,6 +60,8 @@ class Values:
 
     def texts(self, values: Sequence[Any], where: str) -> Array:
         """Codes of texts; numbers stand for their digits, as ids are often written."""
+        if set(map(type, values)) <= {str, type(None)}:
+            return self._strings.codes(values)
         return self._strings.codes(self._text(value, where) for value in values)
 
     def note(self, timeline: Timeline) -> None:
