@@ -130,11 +130,10 @@ class Rows:
         dtype = ROWS.get(kind)
         if dtype is None or row_bytes < dtype.itemsize:
             return
-        wide = np.frombuffer(payload, np.uint8, len(payload) // row_bytes * row_bytes)
-        rows = np.zeros(len(wide) // row_bytes, dtype)
-        rows.view(np.uint8).reshape(len(rows), -1)[:] = wide.reshape(-1, row_bytes)[
-            :, : dtype.itemsize
-        ]
+        count = len(payload) // row_bytes
+        wide = np.frombuffer(payload, np.uint8, count * row_bytes).reshape(count, row_bytes)
+        rows = np.zeros(count, dtype)
+        rows.view(np.uint8).reshape(count, dtype.itemsize)[:] = wide[:, : dtype.itemsize]
         self.append(kind, rows, codes)
 
     def append(self, kind: int, rows: Array, codes: Codes) -> None:
@@ -410,9 +409,10 @@ def read(source: Source) -> Trace:
         data = stream.readall()
     raw = cupti_raw.parse(memoryview(data))
     timeline = Timeline(Input(source.path, "cupti", tool="CUPTI"), Header(utc=False))
+    found = list(cupti_raw.rows(raw, ROWS))  # which also names the API functions
     codes = codes_of(timeline, raw.names)
     rows = Rows()
-    for kind, values in cupti_raw.rows(raw, ROWS):
+    for kind, values in found:
         rows.append(kind, values, codes)
     add_rows(timeline, rows, raw.process)
     if raw.damaged or stream.truncated:
