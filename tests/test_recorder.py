@@ -283,10 +283,10 @@ def test_interpreters_without_rca_llm_are_recorded(tmp_path: Path, python: str) 
         "def work():\n"
         "    with span('x', 'file', bytes=3): record('m', n=1)\n"
         "with request('A'), step(1, {'A': ('decode', 1)}): work()\n"
-        "thread = threading.Thread(target=work); thread.start(); thread.join()\n"
         "pid = os.fork()\n"
         "if pid == 0: work(); os._exit(0)\n"
         "os.waitpid(pid, 0)\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join()\n"
     )
     done = trace(tmp_path, python, str(script))
     assert (done.status, done.stderr) == (0, "")
