@@ -69,6 +69,15 @@ def test_names_fall_back_from_demangled_to_short(tmp_path: Path) -> None:
     assert texts(timeline, "gpu", "name")[0] == "void gemm"
 
 
+def test_mangled_names_read_as_in_other_tools(tmp_path: Path) -> None:
+    export = Export()
+    mangled = export.string("_ZN12_GLOBAL__N_14copyILi4EEEvPKf")
+    export.kernel("void <unnamed>::copy<(int)4>(const float *)", 1, 2, 5, mangledName=mangled)
+    export.kernel("triton_poi_fused", 3, 4, 6, mangledName=export.string("triton_poi_fused"))
+    found = texts(read(export.write(tmp_path / "a")), "gpu", "name")
+    assert found == ["void (anonymous namespace)::copy<4>(float const*)", "triton_poi_fused"]
+
+
 @pytest.mark.parametrize(
     ("kind", "memory", "devices", "expected"),
     [

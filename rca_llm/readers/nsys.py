@@ -85,6 +85,7 @@ def _settled(path: Path) -> Generator[Path]:
             shutil.copyfile(file, Path(folder, file.name))
         copy = Path(folder, path.name)
         with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(copy)) as base:
+            base.execute("SELECT count(*) FROM sqlite_master").fetchall()  # rolls a journal back
             base.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         yield copy
 

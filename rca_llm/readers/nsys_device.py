@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from rca_llm.readers.demangle import demangled
 from rca_llm.readers.nsys_store import Export, nonzero, process, small
 from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Table, concat, known
 from rca_llm.trace import (
@@ -24,6 +25,9 @@ _KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 _GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _PLACE = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 _NAMES = ("demangledName", "shortName", "mangledName")
+_LONGEST_NAME = 1 << 14
+"""Characters of a mangled name that the C++ library is trusted with."""
+
 _SHAPE = {
     "gridX": "grid_x",
     "gridY": "grid_y",
@@ -92,13 +96,23 @@ def _kernels(export: Export) -> Table:
 
 
 def _kernel_names(export: Export, raw: dict[str, Ints]) -> Array:
-    """The demangled names, as other tools give them; the short or mangled ones without those."""
-    names = np.full(len(raw["start"]), NO_TEXT, np.int32)
+    """The names as other tools give them.
+
+    Nsight Systems demangles in a way of its own; the mangled names, where they are there, are
+    demangled here as PyTorch's profiler and CUPTI's users do it.
+    """
+    names = export.texts(raw["mangledName"], _demangled)
     for column in _NAMES:
         missing = names == NO_TEXT
         if np.any(missing):
             names[missing] = export.texts(raw[column][missing])
     return names
+
+
+def _demangled(name: str) -> str | None:
+    """The C++ form of a mangled name, None for any other."""
+    found = demangled(name) if len(name) <= _LONGEST_NAME else name
+    return found if found != name else None
 
 
 def _copies(export: Export) -> Table:

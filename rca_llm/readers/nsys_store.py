@@ -147,8 +147,8 @@ class Export:
                     {name: self.decoded(text) for name, text in values.items() if text is not None},
                 )
 
-    def texts(self, ids: Ints, clean: Callable[[str], str] = str) -> Array:
-        """The codes of the texts with these ids; `clean` is applied to each text first."""
+    def texts(self, ids: Ints, clean: Callable[[str], str | None] = str) -> Array:
+        """The codes of the texts with these ids, each as `clean` makes it."""
         distinct, inverse = _distinct(ids)
         found = self._strings(distinct[known(distinct)])
         codes = [
