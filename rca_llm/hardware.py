@@ -15,9 +15,7 @@ SUB_PARTITIONS = 4
 SHARED_UNIT = 128
 
 
-def occupancy(
-    threads: int, registers: int, shared: int, limits: Mapping[str, int]
-) -> float | None:
+def occupancy(threads: int, registers: int, shared: int, limits: Mapping[str, int]) -> float | None:
     """The theoretical occupancy of a launch, a fraction; None where a limit is not known.
 
     `threads` a block, `registers` a thread, `shared` bytes a block. Formula: `cuda_occupancy.h` of
@@ -50,9 +48,7 @@ def blocks_per_sm(
     blocks = min(limits["max_blocks_per_sm"], most_warps // warps)
     if registers > 0:
         a_warp = -(-registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
-        fitting = (
-            limits["registers_per_sm"] // SUB_PARTITIONS // a_warp * SUB_PARTITIONS
-        )
+        fitting = limits["registers_per_sm"] // SUB_PARTITIONS // a_warp * SUB_PARTITIONS
         blocks = min(blocks, fitting // warps)
     reserved = limits.get("shared_reserved_per_block", 0)
     used = -(-(shared + reserved) // SHARED_UNIT) * SHARED_UNIT

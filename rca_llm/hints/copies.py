@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rca_llm import intervals
+from rca_llm import hardware, intervals
 from rca_llm.attribute.codes import COPY
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, Spans
 from rca_llm.hints.model import Charge, Hint, Stage, rule
-from rca_llm.hints.wording import plural, rate
+from rca_llm.hints.records import Span
+from rca_llm.hints.wording import rate, size, time
 from rca_llm.table import Array, Ints, Mask, known
 from rca_llm.trace import COPY_KINDS, MEMCPY, MEMORY_KINDS
 
@@ -128,6 +129,10 @@ def _asynchronous(recording: Recording, rows: Ints) -> Mask:
     return (found >= 0) & (recording.calls[np.maximum(found, 0)] == COPY)
 
 
+def _copies(count: int) -> str:
+    return "1 copy uses" if count == 1 else f"{count:,} copies use"
+
+
 @rule(
     "R18",
     "PAGEABLE-COPY",
@@ -153,8 +158,7 @@ def pageable_copies(case: Case) -> Hint | None:
         return None
     speed = copies.rate
     return Hint(
-        f"{plural(len(copies), 'copy').replace('copys', 'copies')} use pageable memory"
-        f" (blocking{', ' + rate(speed) if speed else ''})",
+        f"{_copies(len(copies))} pageable memory (blocking{', ' + rate(speed) if speed else ''})",
         "high",
         charge,
         {
@@ -168,4 +172,313 @@ def pageable_copies(case: Case) -> Hint | None:
     )
 
 
-__all__ = ["Charge"]
+@rule(
+    "R19",
+    "SMALL-COPIES",
+    "io",
+    Stage.DATA,
+    disproof="the same bytes in one copy that take as long",
+)
+def small_copies(case: Case) -> Hint | None:
+    """Many small copies, each with its own cost of a call.
+
+    Symptom: a median of `copies` copies a step with a median size of `bytes` or less; or more than
+    `many` copies at an effective rate under `rate_bytes_s` that take `step_share` of the steps.
+    Source: threads C56, C14, C15. Disproof: one copy of all bytes as slow.
+    """
+    limits = case.limits("R19")
+    copies = host_copies(case)
+    copies = copies.take(copies.inside & known(copies.size))
+    if not len(copies):
+        return None
+    spans = intervals.union(*copies.spans)
+    loss, charge = case.of_steps(COPY_PARTS, spans), case.charge(COPY_PARTS, spans)
+    middle = float(np.median(copies.size))
+    a_step = len(copies) / loss.steps if loss.steps else None
+    taken = int((spans[1] - spans[0]).sum())
+    effective = copies.bytes * 1e9 / taken if taken else 0.0
+    dense = a_step is not None and a_step >= limits["copies"] and middle <= limits["bytes"]
+    slow = (
+        len(copies) > limits["many"]
+        and effective < limits["rate_bytes_s"]
+        and loss.share >= limits["step_share"]
+    )
+    if not charge.ns or not (slow or (dense and loss.share >= limits["least_share"])):
+        return None
+    return Hint(
+        f"{len(copies):,} copies of about {size(middle)} ({rate(effective)}): the cost of each call"
+        " dominates",
+        "high" if dense else "medium",
+        charge,
+        {
+            "copies": len(copies),
+            "copies_per_step": a_step,
+            "median_bytes": middle,
+            "effective_bytes_s": effective,
+            "step_share": loss.share,
+        },
+    )
+
+
+@rule(
+    "R32",
+    "PCIE-BOUND",
+    "io",
+    Stage.DATA,
+    disproof="steps that stay as long with fewer bytes to copy",
+)
+def pcie_bound(case: Case) -> Hint | None:
+    """Steps wait for copies that run near the rate of the PCIe link.
+
+    Symptom: copies between host and device, with nothing else running, take `step_share` of the
+    steps at `link_share` of the link's rate. Needs a known device; an idle link's state says nothing.
+    Source: threads C56, C70. Disproof: steps as long with fewer bytes.
+    """
+    limits = case.limits("R32")
+    copies = host_copies(case)
+    copies = copies.take(copies.inside & ~copies.pageable)
+    link = _pcie(case)
+    loss = case.of_steps(COPY_PARTS[:2], intervals.union(copies.start, copies.end))
+    if link is None or not loss.ns or loss.share < limits["step_share"]:
+        return None
+    speed = copies.rate
+    if speed is None or speed < limits["link_share"] * link:
+        return None
+    return Hint(
+        f"Steps wait for PCIe: {size(copies.bytes)} at {rate(speed)} (link {rate(link)})",
+        "high",
+        case.charge(COPY_PARTS[:2], intervals.union(copies.start, copies.end)),
+        {
+            "bytes": copies.bytes,
+            "rate_bytes_s": speed,
+            "link_bytes_s": link,
+            "step_share": loss.share,
+        },
+    )
+
+
+def _pcie(case: Case) -> float | None:
+    """The rate of PCIe in one direction of the devices at hand; None where they are unknown or differ."""
+    found = {
+        peak.pcie_bytes_s if peak else None
+        for recording in case.job.recordings
+        for device in recording.timeline.devices
+        for peak in [hardware.peak(device.name, device.limits)]
+    }
+    return next(iter(found)) if len(found) == 1 else None
+
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".npz")
+_NETWORK = (
+    "nfs",
+    "lustre",
+    "ceph",
+    "cifs",
+    "smb",
+    "gpfs",
+    "beegfs",
+    "fuse",
+    "efs",
+    "s3",
+    "weka",
+    "9p",
+)
+
+
+@dataclass(frozen=True)
+class _Load:
+    """A load of weights: its time, and the reads in it."""
+
+    start: int
+    end: int
+    reads: list[Span]
+    rows: list[tuple[Recording, int]]
+
+    @property
+    def spans(self) -> Spans:
+        """When it read."""
+        return intervals.union(*records.as_spans(self.reads))
+
+    def column(self, name: str) -> Ints:
+        """A column of its reads, known values only."""
+        values = [int(r.timeline["ranges"][name][row]) for r, row in self.rows]
+        found = np.array(values, np.int64)
+        return found[known(found)]
+
+    def texts(self, name: str) -> set[str]:
+        """The different texts of a column of its reads."""
+        found = (r.timeline.text(int(r.timeline["ranges"][name][row])) for r, row in self.rows)
+        return {text for text in found if text}
+
+
+def _loads(case: Case) -> _Load | None:
+    """The load of the weights: spans that say so, else the reads of weight files."""
+    loads = records.spans_of(case, "load")
+    reads = records.spans_of(case, "file", "page_fault")
+    rows = _span_rows(case, "file", "page_fault")
+    if loads:
+        start, end = min(s.start for s in loads), max(s.end for s in loads)
+    else:
+        weights = [s for s, (r, row) in zip(reads, rows, strict=True) if _is_weights(r, row)]
+        if not weights:
+            return None
+        start, end = min(s.start for s in weights), max(s.end for s in weights)
+    inside = [place for place, s in enumerate(reads) if s.start < end and s.end > start]
+    if not inside and loads:
+        return _Load(start, end, loads, _span_rows(case, "load"))
+    return _Load(start, end, [reads[p] for p in inside], [rows[p] for p in inside])
+
+
+def _span_rows(case: Case, *kinds: str) -> list[tuple[Recording, int]]:
+    """Rows of `ranges` in the order of `records.spans_of`."""
+    found: list[tuple[Recording, int]] = []
+    for recording in case.job.recordings:
+        ranges, strings = recording.timeline["ranges"], recording.timeline.strings
+        wanted = [code for code in map(strings.find, kinds) if code >= 0]
+        rows = np.flatnonzero(among(ranges["kind"], wanted) & known(ranges["start"]))
+        rows = rows[np.argsort(ranges["start"][rows], kind="stable")]
+        found += [(recording, row) for row in rows.tolist()]
+    return found
+
+
+def _is_weights(recording: Recording, row: int) -> bool:
+    path = recording.timeline.text(int(recording.timeline["ranges"]["path"][row]))
+    return path is not None and path.lower().endswith(_WEIGHTS)
+
+
+@rule(
+    "R16",
+    "WEIGHTS-IO-BOUND",
+    "io",
+    Stage.DATA,
+    disproof="a load as long from memory",
+)
+def weights_io(case: Case) -> Hint | None:
+    """Loading the weights waits for storage.
+
+    Symptom: reads and page faults take `read_share` of the load, the device's copies idle
+    meanwhile, and the rate is under `rate_bytes_s` on a network file system, or the median read is
+    `read_bytes` or less. Source: threads C57-C59. Disproof: a load as long from memory.
+    """
+    limits, load = case.limits("R16"), _loads(case)
+    if load is None or load.end <= load.start:
+        return None
+    spans, copying = load.spans, host_copies(case)
+    reading = int((spans[1] - spans[0]).sum())
+    idle = reading - intervals.common(spans, intervals.union(copying.start, copying.end))
+    whole, moved = load.end - load.start, int(load.column("bytes").sum())
+    speed = moved * 1e9 / reading if reading and moved else None
+    if idle < limits["read_share"] * whole or speed is None:
+        return None
+    network = sorted(fs for fs in load.texts("fs") if fs.lower().startswith(_NETWORK))
+    small = _read_size(load)
+    slow = bool(network) and speed < limits["rate_bytes_s"]
+    if not slow and (small is None or small > limits["read_bytes"]):
+        return None
+    where = f" on {network[0]}" if network else ""
+    return Hint(
+        f"{time(reading)} of {time(whole)} reading weights at {rate(speed)}{where}",
+        "high",
+        Charge(idle, whole, (), load.start, load.end, "the load of the weights"),
+        {
+            "reading_ns": reading,
+            "load_ns": whole,
+            "read_share": reading / whole,
+            "bytes": moved,
+            "rate_bytes_s": speed,
+            "median_read_bytes": small,
+            "file_systems": ", ".join(sorted(load.texts("fs"))) or None,
+            "reads": len(load.reads),
+        },
+    )
+
+
+def _read_size(load: _Load) -> float | None:
+    """The median size of one read: bytes of a span over its pieces."""
+    sizes: list[float] = []
+    for recording, row in load.rows:
+        ranges = recording.timeline["ranges"]
+        count, pieces = int(ranges["bytes"][row]), int(ranges["pieces"][row])
+        if count > 0:
+            sizes.append(count / pieces if pieces > 0 else count)
+    return records.median(np.array(sizes))
+
+
+@rule(
+    "R17",
+    "LOAD-DTYPE-CONVERT",
+    "io",
+    Stage.DATA,
+    disproof="stored and requested number formats that are the same",
+)
+def load_conversion(case: Case) -> Hint | None:
+    """Weights are converted to another number format while they are loaded.
+
+    Symptom: cast spans take `cast_share` of the load; or the bytes copied to the device differ from
+    those read by a factor of two within `tolerance`; or anonymous memory grows to `rss_ratio` times
+    the checkpoint. Source: thread C60. Disproof: equal formats.
+    """
+    limits, load = case.limits("R17"), _loads(case)
+    casts = records.spans_of(case, "cast")
+    start, end = _load_window(load, casts)
+    if end <= start:
+        return None
+    spans = intervals.union(
+        *records.as_spans([s for s in casts if s.end > start and s.start < end])
+    )
+    casting, whole = int((spans[1] - spans[0]).sum()), end - start
+    read = int(load.column("bytes").sum()) if load else 0
+    copied = _copied_until(case, start, end)
+    factor = copied / read if read and copied else None
+    resized = factor is not None and any(
+        abs(factor / wanted - 1) <= limits["tolerance"] for wanted in (2.0, 0.5, 4.0, 0.25)
+    )
+    grown = _grown(case, start, end)
+    bloated = bool(read and grown is not None and grown >= limits["rss_ratio"] * read)
+    cast = casting >= limits["cast_share"] * whole
+    if not (cast or resized or bloated):
+        return None
+    more = f", +{size(grown - read)}" if grown is not None and grown > read > 0 else ""
+    return Hint(
+        f"Weights are converted while loading: {time(casting)}{more}"
+        if cast
+        else f"Weights are converted while loading: {size(read)} read, "
+        + (f"{size(copied)} copied to the device" if resized else f"{size(grown or 0)} in memory"),
+        "high" if cast else "medium" if resized else "low",
+        Charge(casting, whole, (), start, end, "the load of the weights"),
+        {
+            "cast_ns": casting,
+            "load_ns": whole,
+            "cast_share": casting / whole,
+            "bytes_read": read or None,
+            "bytes_copied": copied or None,
+            "copied_over_read": factor,
+            "memory_grown_bytes": grown,
+        },
+        unjudged=not cast,
+    )
+
+
+def _load_window(load: _Load | None, casts: list[Span]) -> tuple[int, int]:
+    if load is not None:
+        return load.start, max([load.end, *(s.end for s in casts if s.start <= load.end)])
+    return min((s.start for s in casts), default=0), max((s.end for s in casts), default=0)
+
+
+def _copied_until(case: Case, start: int, end: int) -> int:
+    """Bytes copied from host to device in a load."""
+    moved = 0
+    for recording in case.job.recordings:
+        gpu = recording.timeline["gpu"]
+        rows = (gpu["kind"] == MEMCPY) & (gpu["copy"] == H2D) & known(gpu["bytes"])
+        rows &= (gpu["start"] >= start) & (gpu["start"] < end)
+        moved += int(gpu["bytes"][rows].sum())
+    return moved
+
+
+def _grown(case: Case, start: int, end: int) -> int | None:
+    """How much anonymous memory grew over its value before a load, bytes."""
+    values = records.samples(case, "process.rss_anon_bytes")
+    before = [value for t, value in values if t <= start]
+    during = [value for t, value in values if start < t <= end]
+    return round(max(during) - before[-1]) if before and during else None

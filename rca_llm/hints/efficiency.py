@@ -11,8 +11,8 @@ import numpy as np
 from rca_llm import hardware, intervals
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
-from rca_llm.attribute.parts import CODE, PARTS
 from rca_llm.attribute.partition import Recording
+from rca_llm.attribute.parts import CODE, PARTS
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, Spans, rank_rows
 from rca_llm.hints.model import Charge, Hint, Stage, rule
@@ -190,7 +190,11 @@ def _unfused(member: Member) -> tuple[int, int, Spans, Spans] | None:
         return None
     windows = _prefill(member)
     rows = rows[intervals.touching(gpu["start"][rows], gpu["end"][rows], windows)]
-    found = [found for stream in _streams(recording, rows) for found in _sequences(recording, stream, soft)]
+    found = [
+        found
+        for stream in _streams(recording, rows)
+        for found in _sequences(recording, stream, soft)
+    ]
     if not found:
         return None
     whole = sum(int((gpu["end"] - gpu["start"])[one].sum()) for one in found)
@@ -476,7 +480,9 @@ def clock_ramp(case: Case) -> Hint | None:
             mine = rows[place : place + slow]
             lost = (end - start)[place : place + slow] - round(usual)
             where = next(n for n, r in enumerate(case.job.recordings) if r is recording)
-            excess = {(where, row): ns for row, ns in zip(mine.tolist(), lost.tolist(), strict=True)}
+            excess = {
+                (where, row): ns for row, ns in zip(mine.tolist(), lost.tolist(), strict=True)
+            }
             idle = int(start[place] - reach[place - 1])
             return Hint(
                 f"The first {slow} steps after {time(idle)} without work pay the clock ramp"
@@ -552,7 +558,10 @@ def _contended(
         shared = _stretches(gpu["start"][others], gpu["end"][others])
         own = _stretches(gpu["start"][mine], gpu["end"][mine])
         alone = intervals.complement(*shared, int(own[0][0]), int(own[1][-1]))
-        member = next((m for m in case.job.ranks if m[0] is recording and process in m[1].rank.processes), None)
+        member = next(
+            (m for m in case.job.ranks if m[0] is recording and process in m[1].rank.processes),
+            None,
+        )
         if member is None:
             continue
         periods = _Periods(shared, alone, 0, 0)

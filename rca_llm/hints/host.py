@@ -10,8 +10,8 @@ from rca_llm import intervals
 from rca_llm.attribute.codes import ALLOC, COPY_SYNC, SYNC
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
-from rca_llm.attribute.parts import codes
 from rca_llm.attribute.partition import Recording
+from rca_llm.attribute.parts import codes
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, Loss, Spans, rank_rows
 from rca_llm.hints.model import Charge, Hint, Stage, rule
@@ -83,7 +83,6 @@ def _growing(found: list[Span]) -> bool | None:
     ordered = [span.ns for span in sorted(found, key=lambda span: span.start)]
     third = len(ordered) // 3
     return sum(ordered[-third:]) > 2 * sum(ordered[:third])
-
 
 
 @rule(
@@ -440,9 +439,7 @@ def synchronisation(case: Case) -> Hint | None:
     )
 
 
-_DRAINED = (
-    *("scheduling.sync", "scheduling.launch", "scheduling.host", "scheduling.other"),
-)
+_DRAINED = (*("scheduling.sync", "scheduling.launch", "scheduling.host", "scheduling.other"),)
 """What the device's idle time after a synchronisation can be charged as."""
 
 TINY = 4096

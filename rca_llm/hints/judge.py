@@ -107,7 +107,7 @@ def _row(rule: Rule, hint: Hint, case: Case) -> dict[str, Any]:
     return {
         "id": rule.id,
         "title": hint.title,
-        "class": rule.class_,
+        "class": hint.class_ or rule.class_,
         "confidence": hint.confidence,
         "share": charge.share,
         "saving_ns": hint.saving,

@@ -12,8 +12,8 @@ from rca_llm.attribute.codes import GRAPH_CAPTURE, GRAPH_LAUNCH, LAUNCH, SYNC
 from rca_llm.attribute.host import launch_counts, main_thread
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
-from rca_llm.attribute.parts import CLASS_OF, CLASSES, codes
 from rca_llm.attribute.partition import Recording
+from rca_llm.attribute.parts import CLASS_OF, CLASSES, codes
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, Loss, Spans, jit_calls, launches_of, rank_rows
 from rca_llm.hints.model import Charge, Hint, Stage, rule
@@ -389,9 +389,7 @@ def _overlap_of_streams(member: Member) -> tuple[int, float]:
     """How many streams run kernels, and the time two do together over that of the least busy."""
     recording, _ = member
     gpu = recording.timeline["gpu"]
-    rows = np.flatnonzero(
-        (gpu["kind"] == KERNEL) & rank_rows(member, gpu) & known(gpu["start"])
-    )
+    rows = np.flatnonzero((gpu["kind"] == KERNEL) & rank_rows(member, gpu) & known(gpu["start"]))
     streams = np.unique(gpu["stream"][rows]).tolist()
     busy = []
     for stream in streams:

@@ -63,6 +63,8 @@ class Hint:
     saving_ns: int | None = None
     """None: what is charged. Use `unjudged` where nobody can say."""
     unjudged: bool = False
+    class_: str | None = None
+    """None: that of the rule."""
     explained_by: tuple[str, ...] = ()
     """Rules whose hint, if given, is the cause of this one."""
     advice: str | None = None

@@ -11,8 +11,8 @@ import numpy as np
 
 from rca_llm import intervals
 from rca_llm.attribute.job import Member
-from rca_llm.attribute.parts import CODE
 from rca_llm.attribute.partition import Recording
+from rca_llm.attribute.parts import CODE
 from rca_llm.attribute.requests import Life
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, Spans, over

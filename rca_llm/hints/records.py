@@ -32,6 +32,7 @@ class Span:
     start: int
     end: int
     request: str | None
+    path: str | None
 
     @property
     def ns(self) -> int:
@@ -50,6 +51,7 @@ def spans_of(case: Case, *kinds: str) -> list[Span]:
             int(table["start"][row]),
             int(table["end"][row]),
             recording.timeline.text(int(table["request"][row])),
+            recording.timeline.text(int(table["path"][row])),
         )
         for recording in case.job.recordings
         for table in [case.spans(recording, *kinds)]
@@ -204,9 +206,7 @@ def network_spans(case: Case) -> list[Span]:
     return [span for span in spans_of(case, "network") if span.request is not None]
 
 
-def own_spans_charge(
-    case: Case, found: Sequence[Span], *, after_first: bool = False
-) -> Charge:
+def own_spans_charge(case: Case, found: Sequence[Span], *, after_first: bool = False) -> Charge:
     """What spans that name their request take of its time to first token, or of the rest."""
     by_request: dict[str, list[Span]] = {}
     for span in found:
