@@ -44,11 +44,15 @@ def codes(names: Sequence[str]) -> Ints:
 
 def named(totals: Array) -> dict[str, int]:
     """The parts that have time, by name, ns; `totals` has one entry a part."""
-    return {PARTS[code]: int(totals[code]) for code in np.flatnonzero(totals).tolist()}
+    return {name: time for name, time in zip(PARTS, totals.tolist(), strict=True) if time}
 
 
 def shares(totals: Array) -> dict[str, int]:
     """The time of every class, ns; adds up to the sum of `totals`."""
-    sums = np.zeros(len(CLASSES), np.int64)
-    np.add.at(sums, CLASS_OF, totals)
-    return dict(zip(CLASSES, sums.tolist(), strict=True))
+    return shares_of_all(totals.reshape(1, -1))[0]
+
+
+def shares_of_all(totals: Array) -> list[dict[str, int]]:
+    """The time of every class in each of some windows; `totals` is (windows, parts), ns."""
+    member = (CLASS_OF[:, None] == np.arange(len(CLASSES))).astype(np.int64)
+    return [dict(zip(CLASSES, row, strict=True)) for row in (totals @ member).tolist()]

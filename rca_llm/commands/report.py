@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+import msgspec
 
 from rca_llm import output
 from rca_llm.exporters import html, terminal
@@ -13,26 +13,20 @@ from rca_llm.readers import load
 from rca_llm.report import Report
 
 
-def summary_text(report: Report) -> str:
-    """The summary as a JSON document; identical inputs give identical bytes."""
-    return (
-        json.dumps(report.summary, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
-    )
+def summary_json(report: Report) -> bytes:
+    """The summary as a JSON document in UTF-8; identical inputs give identical bytes."""
+    return msgspec.json.format(msgspec.json.encode(report.summary), indent=1) + b"\n"
 
 
 def write_summary(report: Report, target: Path) -> None:
     """Write the summary as JSON."""
-    target.write_text(summary_text(report), encoding="utf-8")
+    target.write_bytes(summary_json(report))
 
 
 @click.command("report")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT…")
-@click.option(
-    "-o", "--output", "page", type=click.Path(path_type=Path), help="The HTML report."
-)
-@click.option(
-    "--json", "summary", type=click.Path(path_type=Path), help="The summary as JSON."
-)
+@click.option("-o", "--output", "page", type=click.Path(path_type=Path), help="The HTML report.")
+@click.option("--json", "summary", type=click.Path(path_type=Path), help="The summary as JSON.")
 @click.option("--force", is_flag=True, help="Overwrite outputs that exist.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no table.")
 def command(

@@ -10,7 +10,7 @@ from rca_llm import intervals
 from rca_llm.attribute.codes import GRAPH_LAUNCH, LAUNCH
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import RankPartition, Recording
-from rca_llm.attribute.parts import PARTS, named, shares
+from rca_llm.attribute.parts import PARTS, named, shares, shares_of_all
 from rca_llm.table import UNKNOWN, Ints, optional
 from rca_llm.trace import KERNEL
 
@@ -33,7 +33,7 @@ def step_totals(member: Member) -> Ints:
 def _steps_of(member: Member) -> list[dict[str, Any]]:
     recording, partition = member
     steps, rows = recording.steps, partition.steps
-    totals = step_totals(member)
+    own_shares = shares_of_all(step_totals(member))
     kernels = _counts(partition.step_of, recording.timeline["gpu"]["kind"] == KERNEL, len(steps))
     launches, graphs = _launches(member)
     found: list[dict[str, Any]] = []
@@ -53,7 +53,7 @@ def _steps_of(member: Member) -> list[dict[str, Any]]:
                 if recording.on_gpu and partition.rank.traced
                 else None,
                 "mode": mode or _mode(int(launches[row]), int(graphs[row])),
-                "shares": shares(totals[place]),
+                "shares": own_shares[place],
             }
         )
     return found
@@ -102,15 +102,10 @@ def _windows_of(member: Member) -> list[dict[str, Any]]:
     else:
         names, start, end = _top_ranges(member)
     totals = intervals.sums_in(partition.segments.pieces, start, end, len(PARTS))
+    columns = zip(names, start.tolist(), end.tolist(), shares_of_all(totals), totals, strict=True)
     return [
-        {
-            "name": name,
-            "start_ns": int(start[row]),
-            "end_ns": int(end[row]),
-            "shares": shares(totals[row]),
-            "parts": named(totals[row]),
-        }
-        for row, name in enumerate(names)
+        {"name": name, "start_ns": begin, "end_ns": finish, "shares": own, "parts": named(row)}
+        for name, begin, finish, own, row in columns
     ]
 
 
