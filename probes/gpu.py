@@ -71,8 +71,8 @@ def pop_step() -> None:
 def wrap_profiler(module: Any) -> None:
     """Make PyTorch's profiler hand CUPTI over: call with `PROFILER_MODULE` once it is imported.
 
-    Before it starts the collector writes what it has and marks a gap; after it ended the collector
-    registers its buffers and its clock again. The profiler's own results are untouched.
+    Before it starts the collector writes what it has, switches off and marks a gap; after it ended
+    the collector registers its buffers again. The profiler's own results are untouched.
     """
     profile: Any = getattr(module, "profile", None)
     prepare = getattr(profile, "_prepare_trace", None)

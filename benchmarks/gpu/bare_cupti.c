@@ -3,10 +3,13 @@
  *
  *   cc -shared -fPIC -O2 -D_GNU_SOURCE -I probes/native bare_cupti.c probes/native/cupti.c -ldl
  *
- * BARE_KINDS lists kinds, comma separated; RUNTIME and DRIVER are recorded whole. */
+ * BARE_KINDS lists kinds, comma separated; RUNTIME and DRIVER are recorded whole. BARE_ATTRIBUTES sets
+ * attributes of CUPTI first, each as id:value:bytes, to learn what they cost. */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "cupti.h"
@@ -47,12 +50,25 @@ static void *flush(void *unused)
     return NULL;
 }
 
+static void set_attributes(const char *text)
+{
+    unsigned id, bytes, value;
+    while (text && sscanf(text, "%u:%u:%u", &id, &value, &bytes) == 3) {
+        uint64_t wide = value; /* little endian, so that the first bytes are the value */
+        size_t size = bytes;
+        cupti.ActivitySetAttribute(id, &size, &wide);
+        text = strchr(text, ',');
+        text = text ? text + 1 : NULL;
+    }
+}
+
 __attribute__((visibility("default"))) int InitializeInjection(void)
 {
     pthread_t thread;
     const char *kinds = getenv("BARE_KINDS");
     if (!kinds || !cupti_load(&cupti))
         return 1;
+    set_attributes(getenv("BARE_ATTRIBUTES"));
     cupti.ActivityRegisterCallbacks(request, complete);
     for (char *end = NULL; *kinds; kinds = *end ? end + 1 : end) {
         cupti.ActivityEnable((uint32_t)strtoul(kinds, &end, 10));

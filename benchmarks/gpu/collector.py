@@ -128,7 +128,16 @@ def read(path: Path) -> Any:
 def build(session: Session) -> None:
     """Compile the collector and the floor, and say on what machine this is."""
     cc = os.environ.get("CC", "cc")
-    common = [cc, "-std=c11", "-O2", "-D_GNU_SOURCE", "-fPIC", "-shared", "-fvisibility=hidden"]
+    common = [
+        cc,
+        "-std=c11",
+        "-O2",
+        "-Wno-format-truncation",
+        "-D_GNU_SOURCE",
+        "-fPIC",
+        "-shared",
+        "-fvisibility=hidden",
+    ]
     sources = [str(path) for path in sorted(NATIVE.glob("*.c")) if not path.name.startswith("_")]
     tail = ["-pthread", "-ldl"]
     floor = [str(WORKLOAD.with_name("bare_cupti.c")), str(NATIVE / "cupti.c"), "-I", str(NATIVE)]
@@ -364,14 +373,24 @@ with torch.cuda.graph(graph):
         x.mul_(1)
 times = {"collecting": [gpu.collecting()], "before": time.monotonic_ns()}
 marked(11, lambda: work(5)); marked(12, graph.replay); marked(13, graph.replay)
-with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as p:
-    work(200)
-times["collecting"].append(gpu.collecting())
+def session(count):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as p:
+        work(count)
+    events = [e for e in p.key_averages() if "elementwise" in e.key]
+    times.setdefault("profiler", []).append(
+        [sum(e.count for e in events), sum(e.device_time_total for e in events)])
+    times["collecting"].append(gpu.collecting())
+session(200)
 times["after"] = time.monotonic_ns()
 work(300); marked(14, graph.replay)
-times["profiler_kernels"] = sum(e.count for e in p.key_averages() if "elementwise" in e.key)
-time.sleep(1.5)
-work(50)
+time.sleep(1.2)
+work(40)
+times["between"] = time.monotonic_ns()
+session(210)
+times["again"] = time.monotonic_ns()
+work(60)
+times["end"] = time.monotonic_ns()
+time.sleep(0.7)
 print(json.dumps(times))
 """
 
@@ -400,11 +419,21 @@ def recovered(run: Path, times: dict[str, Any]) -> dict[str, Any]:
     return {
         "times": times,
         "kernels_before": int((kernels["start"] < times["before"]).sum()),
-        "kernels_after": int((kernels["start"] > times["after"]).sum()),
+        "kernels_between": _within(kernels, times["after"], times["between"]),
+        "kernels_again": _within(kernels, times["again"], times["end"]),
+        "expected": {"between": 347, "again": 60},
+        "last": int(kernels["start"].max()),
+        "median_ns": int(statistics.median((kernels["end"] - kernels["start"]).tolist())),
+        "findings": [[f.code, f.count, f.detail] for f in timeline.findings],
         "steps": steps,
         "expected_steps": {11: 5, 12: 7, 13: 7, 14: 7},
         "facts": facts_of(run),
     }
+
+
+def _within(kernels: Any, begin: int, end: int) -> int:
+    """How many kernels began in a window."""
+    return int(((kernels["start"] >= begin) & (kernels["start"] < end)).sum())
 
 
 def spread(ratios: list[float]) -> list[float]:
@@ -462,6 +491,81 @@ def rivals(session: Session) -> None:
         for name in chosen:
             found[name].append(summary(tracers[name](f"rivals-{name}-{number}")))
             session.keep("rivals", found)
+
+
+ATTRIBUTES = {
+    "default": "",
+    "pinned host buffers": "8:1:1",
+    "device buffers in device memory": "8:0:1",
+    "large device buffers": "0:67108864:8,6:8:8",
+    "one buffer for all threads": "9:0:1",
+    "zeroed buffers": "5:1:1",
+}
+
+
+def attributes(session: Session) -> None:
+    """CUPTI's own price with kernels only, by the attributes that might lower it."""
+    options = ("--repeat", "15", "--phases", "eager,graph,tiny")
+    found: dict[str, Any] = {"untraced": summary(session.workload("attributes", {}, *options))}
+    for name, chosen in ATTRIBUTES.items():
+        env = {"CUDA_INJECTION64_PATH": str(session.floor), "BARE_KINDS": FLOOR_KERNELS}
+        env["BARE_ATTRIBUTES"] = chosen
+        found[name] = summary(session.workload("attributes", env, *options))
+        session.keep("attributes", found)
+
+
+def spans(session: Session) -> None:
+    """What `span` and `record` cost on this machine, in C and in Python."""
+    import sysconfig
+
+    probes = session.work / "probes"
+    shutil.rmtree(probes, ignore_errors=True)
+    shutil.copytree(ROOT / "probes", probes, ignore=shutil.ignore_patterns("*.so"))
+    command = [sys.executable, "-c", SPANS]
+    found: dict[str, Any] = {}
+    for name in ("python", "c"):
+        if name == "c":
+            suffix = sysconfig.get_config_var("EXT_SUFFIX")
+            flags = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-fPIC", "-shared", "-fvisibility=hidden"]
+            flags += [f"-I{sysconfig.get_paths()['include']}", str(NATIVE / "_recorder.c")]
+            out = str(probes / "native" / f"_recorder{suffix}")
+            found["compiler"] = session.run(["cc", *flags, "-o", out, "-pthread"], {})
+        run, env = session.traced(f"spans-{name}")
+        env = {"RCA_LLM_RUN": str(run), "PYTHONPATH": str(probes / "bootstrap")}
+        found[name] = session.run(command, env)
+    session.keep("spans", found)
+
+
+SPANS = """
+import json, statistics, sys
+from time import perf_counter_ns
+probes = sys.modules["_rca_llm_probes"]
+span, record = probes.span, probes.record
+N = 100000
+def empty():
+    for _ in range(N): pass
+def clock():
+    for _ in range(N): perf_counter_ns()
+def spans():
+    for _ in range(N):
+        with span("x"): pass
+def records():
+    for _ in range(N): record("x")
+try:
+    import nvtx
+    def annotate():
+        for _ in range(N):
+            with nvtx.annotate("x"): pass
+except ImportError:
+    annotate = empty
+found = {}
+for _ in range(9):
+    for work in (empty, clock, spans, records, annotate):
+        begun = perf_counter_ns(); work()
+        found.setdefault(work.__name__, []).append((perf_counter_ns() - begun) / N)
+print(json.dumps({k: [round(x, 1) for x in statistics.quantiles(v, n=4)] for k, v in found.items()}
+                 | {"fast": probes.recorder.fast is not None}))
+"""
 
 
 MANY = """
@@ -532,7 +636,7 @@ def launch(session: Session) -> None:
         shutil.copy(session.collector, native)
     under = [sys.executable, "-m", "rca_llm", "trace", "--gpu", "full", "-o", str(run)]
     under += ["--report", str(report), "--force", "--"]
-    env = {"PYTHONPATH": str(ROOT)}
+    env = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = session.workload("launch", env, "--phases", "generate", "--repeat", "3", under=under)
     found = summary(done)
     if not session.arguments.dry_run:
@@ -551,6 +655,8 @@ STAGES: dict[str, Callable[[Session], None]] = {
     "pairs": pairs,
     "rivals": rivals,
     "many": many,
+    "attributes": attributes,
+    "spans": spans,
 }
 
 

@@ -64,34 +64,45 @@ static bool succeeded(ActivityState *state, const char *call, CuptiResult result
     return result == CUPTI_OK;
 }
 
-static bool subscribe(Cupti *cupti, ActivityState *state)
+static CuptiResult try_subscribe(Cupti *cupti, CuptiSubscriber *handle, ActivityState *state)
 {
-    CuptiSubscriber handle = NULL;
     CuptiSubscriberParams params = {
         .size = sizeof params,
         .name = "rca-llm",
         .old_name = state->competitor,
         .old_name_bytes = sizeof state->competitor,
     };
-    if (cupti->Subscribe_v2) {
-        CuptiResult result = cupti->Subscribe_v2(&handle, no_callback, NULL, &params);
-        state->competitor[sizeof state->competitor - 1] = 0;
-        return succeeded(state, "cuptiSubscribe_v2", result);
-    }
-    if (cupti->Subscribe)
-        return succeeded(state, "cuptiSubscribe", cupti->Subscribe(&handle, no_callback, NULL));
+    if (!cupti->Subscribe_v2)
+        return cupti->Subscribe ? cupti->Subscribe(handle, no_callback, NULL) : CUPTI_OK;
+    CuptiResult result = cupti->Subscribe_v2(handle, no_callback, NULL, &params);
+    state->competitor[sizeof state->competitor - 1] = 0;
+    return result;
+}
+
+/* Learns whether another tool holds CUPTI, and gives the place up at once: activity records need no
+ * subscriber, and torch.profiler, which wants to be one, would otherwise find nothing. */
+static bool is_free(Cupti *cupti, ActivityState *state)
+{
+    CuptiSubscriber handle = NULL;
+    if (!succeeded(state, "cuptiSubscribe", try_subscribe(cupti, &handle, state)))
+        return false;
+    if (handle && cupti->Unsubscribe)
+        cupti->Unsubscribe(handle);
     return true;
 }
 
-static bool register_ours(Cupti *cupti, ActivityState *state)
+static bool register_clock(Cupti *cupti, ActivityState *state)
+{
+    if (cupti->SetThreadIdType)
+        cupti->SetThreadIdType(CUPTI_THREAD_ID_SYSTEM);
+    return succeeded(state, "cuptiActivityRegisterTimestampCallback",
+                     cupti->ActivityRegisterTimestampCallback(timestamp));
+}
+
+static bool register_buffers(Cupti *cupti, ActivityState *state)
 {
     size_t bytes = sizeof(uint8_t);
     uint8_t zeroed = 1;
-    if (!succeeded(state, "cuptiActivityRegisterTimestampCallback",
-                   cupti->ActivityRegisterTimestampCallback(timestamp)))
-        return false;
-    if (cupti->SetThreadIdType)
-        cupti->SetThreadIdType(CUPTI_THREAD_ID_SYSTEM);
     cupti->ActivitySetAttribute(CUPTI_ATTR_ZEROED_BUFFER, &bytes, &zeroed);
     return succeeded(state, "cuptiActivityRegisterCallbacks",
                      cupti->ActivityRegisterCallbacks(buffers_request, buffers_complete));
@@ -158,23 +169,40 @@ void activity_start(Cupti *cupti, const Options *options, ActivityState *state)
         return;
     cupti->GetVersion(&state->version);
     buffers_configure(options->buffer_bytes);
-    state->collecting = subscribe(cupti, state) && register_ours(cupti, state) &&
+    state->collecting = is_free(cupti, state) && register_clock(cupti, state) &&
+                        register_buffers(cupti, state) &&
                         enable_kinds(cupti, options, state);
     state->setup_us = (int)((clock_monotonic() - begun) / 1000);
 }
 
+void activity_stop(Cupti *cupti)
+{
+    static const uint8_t KINDS[] = {
+        CUPTI_KIND_MEMCPY,   CUPTI_KIND_MEMCPY2,         CUPTI_KIND_MEMSET,
+        CUPTI_KIND_DEVICE,   CUPTI_KIND_CONCURRENT_KERNEL, CUPTI_KIND_SYNCHRONIZATION,
+        CUPTI_KIND_OVERHEAD, CUPTI_KIND_JIT,             CUPTI_KIND_EXTERNAL_CORRELATION,
+        CUPTI_KIND_RUNTIME,  CUPTI_KIND_DRIVER,
+    };
+    for (size_t i = 0; i < sizeof KINDS; i++)
+        cupti->ActivityDisable(KINDS[i]);
+}
+
+/* The clock stays whosever it is: a client that set its own once, as torch.profiler does, would read
+ * ours as its own in its next session. */
 void activity_resume(Cupti *cupti, const Options *options, ActivityState *state)
 {
     state->failed = NULL;
     state->selected_functions = 0;
-    state->collecting = register_ours(cupti, state) && enable_kinds(cupti, options, state);
+    state->collecting = register_buffers(cupti, state) && enable_kinds(cupti, options, state);
 }
 
-bool activity_clock_is_ours(const Cupti *cupti)
+bool activity_clock(const Cupti *cupti, ClockReading *reading)
 {
     uint64_t theirs = 0;
+    int64_t before = clock_monotonic();
     if (cupti->GetTimestamp(&theirs) != CUPTI_OK)
         return true;
-    int64_t apart = (int64_t)theirs - clock_monotonic();
-    return llabs(apart) < FOREIGN_CLOCK_NS;
+    reading->ours = before + (clock_monotonic() - before) / 2;
+    reading->theirs = (int64_t)theirs;
+    return llabs(reading->theirs - reading->ours) < FOREIGN_CLOCK_NS;
 }

@@ -18,10 +18,19 @@ typedef struct ActivityState {
 /* Loads CUPTI, takes the subscriber's place and enables the kinds of `options`. */
 void activity_start(Cupti *cupti, const Options *options, ActivityState *state);
 
-/* Registers our buffers and clock again and enables the kinds again, after another client ended. */
+/* Switches every kind off that may be on. Graph replays in one piece stay on: switching them where
+ * graphs exist is not safe. */
+void activity_stop(Cupti *cupti);
+
+/* Registers our buffers and enables the kinds again, after another client ended. */
 void activity_resume(Cupti *cupti, const Options *options, ActivityState *state);
 
-/* Whether another client has replaced the clock, which a displaced collector cannot see otherwise. */
-bool activity_clock_is_ours(const Cupti *cupti);
+/* One instant on the clock of CUPTI's records and on ours. */
+typedef struct ClockReading {
+    int64_t theirs, ours;
+} ClockReading;
+
+/* Reads both clocks; false where another client has replaced ours. */
+bool activity_clock(const Cupti *cupti, ClockReading *reading);
 
 #endif

@@ -62,7 +62,10 @@ static void describe(void)
 
 static void collect(uint32_t flag)
 {
+    ClockReading reading;
     cupti.ActivityFlushAll(flag);
+    if (sink.foreign_clock && !activity_clock(&cupti, &reading))
+        sink_clock(&sink, reading);
     buffers_drain(sink_buffer, &sink);
     sink_flush(&sink);
 }
@@ -78,30 +81,41 @@ static void follow_gate(void)
         sink_gap_begin(&sink, "paused");
 }
 
-static void give_way(void)
+static void displaced(void)
 {
-    collect(CUPTI_FLUSH_COMPLETED);
     sink_gap_begin(&sink, "displaced");
     activity.collecting = false;
     atomic_store(&collecting, false);
 }
 
+/* The kinds go off too: the other client would be handed records that it never asked for. */
+static void give_way(void)
+{
+    collect(CUPTI_FLUSH_COMPLETED);
+    activity_stop(&cupti);
+    displaced();
+}
+
 static void take_back(void)
 {
+    ClockReading reading;
     cupti.ActivityFlushAll(CUPTI_FLUSH_COMPLETED); /* the other client's buffers go to their owner */
     buffers_forget_outstanding();
     activity_resume(&cupti, &options, &activity);
+    if (!activity_clock(&cupti, &reading))
+        sink_clock(&sink, reading);
     sink_gap_end(&sink);
     describe();
 }
 
-/* A client that came without telling us is known by its clock alone. */
+/* A client that came without telling us is known by its clock alone. It is left in peace. */
 static void watch_clock(void)
 {
-    if (activity.collecting && !activity_clock_is_ours(&cupti)) {
-        sink_info(&sink, "gpu.competitor", 0, "a client of CUPTI with its own clock");
-        give_way();
-    }
+    ClockReading reading;
+    if (!activity.collecting || sink.foreign_clock || activity_clock(&cupti, &reading))
+        return;
+    sink_info(&sink, "gpu.competitor", 0, "a client of CUPTI with its own clock");
+    displaced();
 }
 
 static void serve(enum Request what)

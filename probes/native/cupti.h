@@ -24,6 +24,7 @@
 #define CUPTI_OPTIONAL(X)                                                                          \
     X(Subscribe, (CuptiSubscriber *, CuptiCallback, void *))                                       \
     X(Subscribe_v2, (CuptiSubscriber *, CuptiCallback, void *, CuptiSubscriberParams *))           \
+    X(Unsubscribe, (CuptiSubscriber))                                                              \
     X(SetThreadIdType, (uint32_t))                                                                 \
     X(ActivityEnableRuntimeApi, (uint32_t, uint8_t))                                               \
     X(ActivityEnableDriverApi, (uint32_t, uint8_t))                                                \

@@ -37,28 +37,49 @@ static void *row(Sink *self, enum RowKind kind)
     return memset(at, 0, ROW_BYTES[kind]);
 }
 
-/* Whether a record with these times is to be written; counts those that have none. */
-static bool wanted(Sink *self, uint64_t start, uint64_t end)
+void sink_clock(Sink *self, ClockReading reading)
 {
-    if (start == 0 || end == 0) {
+    if (!self->foreign_clock)
+        self->first = reading;
+    self->foreign_clock = true;
+    self->latest = reading;
+}
+
+/* A time on our clock. */
+static uint64_t ours(const Sink *self, uint64_t time)
+{
+    int64_t passed = self->latest.theirs - self->first.theirs;
+    if (!self->foreign_clock || !time || passed <= 0)
+        return time;
+    double rate = (double)(self->latest.ours - self->first.ours) / (double)passed;
+    return (uint64_t)(self->latest.ours + (int64_t)((double)((int64_t)time - self->latest.theirs) * rate));
+}
+
+/* Whether a record is to be written, and its times on our clock; counts those that have none. */
+static bool wanted(Sink *self, uint64_t *start, uint64_t *end)
+{
+    if (*start == 0 || *end == 0) {
         self->seen.no_timestamp++;
         return gate_wants(&self->gate, self->now);
     }
-    if (start > self->now + FUTURE_NS) {
+    *start = ours(self, *start);
+    *end = ours(self, *end);
+    if (*start > self->now + FUTURE_NS) {
         self->seen.foreign_time++;
         return false;
     }
-    return gate_wants(&self->gate, start);
+    return gate_wants(&self->gate, *start);
 }
 
 static void kernel(Sink *self, const CuptiKernel *from)
 {
-    if (!wanted(self, from->start, from->end))
+    uint64_t start = from->start, end = from->end;
+    if (!wanted(self, &start, &end))
         return;
     RowKernel *to = row(self, ROW_KERNEL);
     *to = (RowKernel){
-        .start = from->start,
-        .end = from->end,
+        .start = start,
+        .end = end,
         .graph_node = from->graph_node,
         .correlation = from->correlation,
         .name = names_id(&self->names, &self->segment, from->name),
@@ -80,11 +101,12 @@ static void kernel(Sink *self, const CuptiKernel *from)
 
 static void copy(Sink *self, const CuptiMemcpy *from)
 {
-    if (!wanted(self, from->start, from->end))
+    uint64_t start = from->start, end = from->end;
+    if (!wanted(self, &start, &end))
         return;
     *(RowCopy *)row(self, ROW_COPY) = (RowCopy){
-        .start = from->start,
-        .end = from->end,
+        .start = start,
+        .end = end,
         .bytes = from->bytes,
         .graph_node = from->graph_node,
         .correlation = from->correlation,
@@ -103,11 +125,12 @@ static void copy(Sink *self, const CuptiMemcpy *from)
 
 static void peer_copy(Sink *self, const CuptiPeerCopy *from)
 {
-    if (!wanted(self, from->start, from->end))
+    uint64_t start = from->start, end = from->end;
+    if (!wanted(self, &start, &end))
         return;
     *(RowCopy *)row(self, ROW_COPY) = (RowCopy){
-        .start = from->start,
-        .end = from->end,
+        .start = start,
+        .end = end,
         .bytes = from->bytes,
         .graph_node = from->graph_node,
         .correlation = from->correlation,
@@ -126,11 +149,12 @@ static void peer_copy(Sink *self, const CuptiPeerCopy *from)
 
 static void memory_set(Sink *self, const CuptiMemset *from)
 {
-    if (!wanted(self, from->start, from->end))
+    uint64_t start = from->start, end = from->end;
+    if (!wanted(self, &start, &end))
         return;
     *(RowCopy *)row(self, ROW_MEMSET) = (RowCopy){
-        .start = from->start,
-        .end = from->end,
+        .start = start,
+        .end = end,
         .bytes = from->bytes,
         .graph_node = from->graph_node,
         .correlation = from->correlation,
@@ -158,11 +182,12 @@ static uint32_t api_name(Sink *self, uint32_t kind, uint32_t cbid)
 
 static void api(Sink *self, const CuptiApi *from)
 {
-    if (!wanted(self, from->start, from->end))
+    uint64_t start = from->start, end = from->end;
+    if (!wanted(self, &start, &end))
         return;
     *(RowApi *)row(self, ROW_API) = (RowApi){
-        .start = from->start,
-        .end = from->end,
+        .start = start,
+        .end = end,
         .correlation = from->correlation,
         .thread = from->thread,
         .name = api_name(self, from->kind, from->cbid),
@@ -172,11 +197,12 @@ static void api(Sink *self, const CuptiApi *from)
 
 static void synchronisation(Sink *self, const CuptiSync *from)
 {
-    if (!wanted(self, from->start, from->end))
+    uint64_t start = from->start, end = from->end;
+    if (!wanted(self, &start, &end))
         return;
     *(RowSync *)row(self, ROW_SYNC) = (RowSync){
-        .start = from->start,
-        .end = from->end,
+        .start = start,
+        .end = end,
         .correlation = from->correlation,
         .stream = from->stream,
         .context = from->context,
@@ -186,11 +212,12 @@ static void synchronisation(Sink *self, const CuptiSync *from)
 
 static void graph(Sink *self, const CuptiGraph *from)
 {
-    if (!wanted(self, from->start, from->end))
+    uint64_t start = from->start, end = from->end;
+    if (!wanted(self, &start, &end))
         return;
     *(RowGraph *)row(self, ROW_GRAPH) = (RowGraph){
-        .start = from->start,
-        .end = from->end,
+        .start = start,
+        .end = end,
         .correlation = from->correlation,
         .stream = from->stream,
         .context = from->context,
@@ -202,11 +229,12 @@ static void graph(Sink *self, const CuptiGraph *from)
 static void overhead(Sink *self, const CuptiOverhead *from)
 {
     enum { OBJECT_THREAD = 2 };
-    if (!wanted(self, from->start, from->end))
+    uint64_t start = from->start, end = from->end;
+    if (!wanted(self, &start, &end))
         return;
     *(RowOverhead *)row(self, ROW_OVERHEAD) = (RowOverhead){
-        .start = from->start,
-        .end = from->end,
+        .start = start,
+        .end = end,
         .kind = from->overhead,
         .thread = from->object == OBJECT_THREAD ? from->thread : 0,
     };
@@ -225,11 +253,12 @@ static void external(Sink *self, const CuptiExternal *from)
 
 static void jit(Sink *self, const CuptiJit *from)
 {
-    if (!wanted(self, from->start, from->end))
+    uint64_t start = from->start, end = from->end;
+    if (!wanted(self, &start, &end))
         return;
     *(RowJit *)row(self, ROW_JIT) = (RowJit){
-        .start = from->start,
-        .end = from->end,
+        .start = start,
+        .end = end,
         .correlation = from->correlation,
         .device = from->device,
         .entry = from->entry,

@@ -2,6 +2,7 @@
 #ifndef RCA_SINK_H
 #define RCA_SINK_H
 
+#include "activity.h"
 #include "buffers.h"
 #include "cupti.h"
 #include "gate.h"
@@ -29,6 +30,8 @@ typedef struct Sink {
     Names names;
     Gate gate;
     uint64_t now;           /* when the buffer in hand came back */
+    bool foreign_clock;     /* records are on another client's clock */
+    ClockReading first, latest; /* where the two clocks stood */
     uint64_t written;       /* bytes of earlier segments */
     SinkCounts seen, told;  /* counted, and already written as INFO */
     uint32_t api_ids[2][API_IDS]; /* NAME ids of driver and runtime functions */
@@ -42,6 +45,9 @@ typedef struct Sink {
 /* Opens the segment of the calling thread; false where nothing can be written. `open` is the state
  * that the gate had until now. */
 bool sink_open(Sink *self, const Cupti *cupti, const Options *options, bool open);
+
+/* Takes a reading of a foreign clock: records are put on ours by the line through two of them. */
+void sink_clock(Sink *self, ClockReading reading);
 
 /* Writes what one completed activity buffer holds; a consumer for buffers_drain. */
 void sink_buffer(void *self, const FullBuffer *buffer);

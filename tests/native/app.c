@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../../probes/native/cupti_abi.h"
 #include "../../probes/native/nvtx_abi.h"
 
 typedef void (*Any)(void);
@@ -96,10 +97,13 @@ static void in_child(long count)
     waitpid(child, NULL, 0);
 }
 
-/* A second client of CUPTI as torch.profiler is one: its buffers, its clock, and the kinds off. */
+/* A second client of CUPTI as torch.profiler is one: a subscriber first, then its own buffers and a
+ * clock of ticks, which it registers once in the process. */
 static uint64_t other_clock(void)
 {
-    return (uint64_t)1 << 60;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return ((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec) * 3 + ((uint64_t)1 << 50);
 }
 
 static void other_request(uint8_t **buffer, size_t *bytes, size_t *most)
@@ -115,11 +119,21 @@ static void other_complete(void *context, uint32_t stream, uint8_t *buffer, size
 
 static void displace(void)
 {
+    static int sessions;
+    CuptiSubscriberParams params = {sizeof params, "app", (char[64]){0}, 64};
+    CuptiSubscriber handle;
+    if (!sessions++) {
+        int result = ((int (*)(CuptiSubscriber *, void *, void *, CuptiSubscriberParams *))symbol(
+            cupti, "cuptiSubscribe_v2"))(&handle, NULL, NULL, &params);
+        printf("subscribed %d\n", result);
+        ((int (*)(uint64_t(*)(void)))symbol(cupti, "cuptiActivityRegisterTimestampCallback"))(
+            other_clock);
+    }
+    printf("left on %d\n", ((int (*)(uint32_t))symbol(cupti, "fake_enabled"))(10));
     ((int (*)(uint32_t))symbol(cupti, "cuptiActivityDisable"))(10);
     ((int (*)(void (*)(uint8_t **, size_t *, size_t *),
               void (*)(void *, uint32_t, uint8_t *, size_t, size_t)))
          symbol(cupti, "cuptiActivityRegisterCallbacks"))(other_request, other_complete);
-    ((int (*)(uint64_t(*)(void)))symbol(cupti, "cuptiActivityRegisterTimestampCallback"))(other_clock);
 }
 
 /* ---------------------------------------------------------------- NVTX, as its header does it */

@@ -35,6 +35,7 @@ static uint64_t realtime(void)
 }
 
 static uint64_t (*timestamp)(void) = realtime;
+static atomic_bool subscriber; /* one at a time, as before CUDA 13.2 */
 static atomic_bool enabled[KINDS];
 static atomic_bool functions_off[2][CBIDS];
 static _Atomic(ThreadBuffer *) threads[MOST_THREADS];
@@ -63,11 +64,19 @@ EXPORT CuptiResult cuptiSubscribe_v2(CuptiSubscriber *handle, CuptiCallback call
 {
     const char *other = getenv("FAKE_CUPTI_COMPETITOR");
     (void)callback, (void)user;
-    *handle = NULL;
-    if (!other || !*other)
+    *handle = &subscriber;
+    if ((!other || !*other) && !atomic_exchange(&subscriber, true))
         return CUPTI_OK;
-    snprintf(params->old_name, params->old_name_bytes, "%s", other);
+    snprintf(params->old_name, params->old_name_bytes, "%s", other && *other ? other : "rca-llm");
     return CUPTI_MULTIPLE_SUBSCRIBERS;
+}
+
+EXPORT CuptiResult cuptiUnsubscribe(CuptiSubscriber handle)
+{
+    if (handle != &subscriber)
+        return FAILED;
+    atomic_store(&subscriber, false);
+    return CUPTI_OK;
 }
 
 EXPORT CuptiResult cuptiActivityRegisterCallbacks(CuptiBufferRequest r, CuptiBufferComplete c)

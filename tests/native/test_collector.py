@@ -330,18 +330,32 @@ def test_a_run_directory_that_vanishes_is_no_error(app: Traced) -> None:
 
 def test_the_collector_gives_way_and_comes_back(app: Traced) -> None:
     """What our Python side does around torch.profiler, which replaces buffers and clock."""
-    steps = ("kernels:10", "release", "displace", "kernels:5", "reclaim", "kernels:20")
-    assert app("init", *steps, "status").stdout == "status 1\n"
+    session = ("release", "displace", "kernels:5", "reclaim", "kernels:20", "flush")
+    before = time.monotonic_ns()
+    done = app("init", "kernels:10", *session, *session, "status")
+    assert done.stdout == "subscribed 0\nleft on 0\nleft on 0\nstatus 1\n"
     timeline = timeline_of(app.run)
-    assert kinds(timeline) == {KERNEL: 30}
+    assert kinds(timeline) == {KERNEL: 50}
     (segment,) = collector_segments(app.run)
-    (gap,) = segment.of(layout.GAP)
-    assert segment.names[gap.c] == "displaced"
-    assert gap.b > gap.a
+    gaps = segment.of(layout.GAP)
+    assert [segment.names[gap.c] for gap in gaps] == ["displaced", "displaced"]
+    assert all(gap.b > gap.a for gap in gaps)
+    _check_times_on_a_foreign_clock(timeline, before)
+
+
+def _check_times_on_a_foreign_clock(timeline: Timeline, before: int) -> None:
+    """The other client's clock stays, and times come out on ours: ticks of a third of a ns."""
+    gpu = timeline["gpu"].sorted_by("start")
+    assert gpu["start"][0] > before
+    assert gpu["end"][-1] < time.monotonic_ns()
+    durations = (gpu["end"] - gpu["start"]).tolist()
+    assert durations[:10] == [1000] * 10
+    assert all(abs(duration - 333) < 10 for duration in durations[10:])
 
 
 def test_a_silent_takeover_is_noticed_by_its_clock(app: Traced) -> None:
-    app("init", "kernels:10", "flush", "displace", "sleep:2300", "kernels:5")
+    done = app("init", "kernels:10", "flush", "displace", "sleep:2300", "kernels:5")
+    assert done.stdout == "subscribed 0\nleft on 1\n"
     timeline = timeline_of(app.run)
     assert kinds(timeline) == {KERNEL: 10}
     assert notes(timeline)["competing_profiler"] == 1
