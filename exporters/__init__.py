@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from rca_llm.exporters.base import Exporter
 
 FORMATS: dict[str, str] = {
+    "perfetto": "protobuf for ui.perfetto.dev and trace_processor",
+    "chrome": "JSON in the words of Kineto, a file a rank",
+    "parquet": "a folder of tables, of the summary and of the trace",
+    "csv": "the same tables for spreadsheets",
     "events": "RCA events, JSON lines, to be read again as they are",
+    "otlp": "requests and steps as OpenTelemetry spans",
+    "prometheus": "gauges in the text format",
 }
 """The formats of `rca-llm export`, each with what it is for; the module has the same name."""
 

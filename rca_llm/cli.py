@@ -15,6 +15,7 @@ COMMANDS = {
     "trace": "run a command and its whole process tree under the probes",
     "ctl": "switch the recording of a running trace on and off, mark an instant in it",
     "report": "read traces, attribute their time, write an HTML report and the summary as JSON",
+    "export": "write traces and their report for another tool",
 }
 """The commands by name, each with its line in the help; their modules are `rca_llm.commands.*`."""
 
