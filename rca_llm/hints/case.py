@@ -139,23 +139,35 @@ class Case:
         return places[places >= WARM_UP] if len(parts) > 2 * WARM_UP else places
 
     def of_steps(self, parts: Sequence[str], spans: Spans | None = None) -> Loss:
-        """The time of some parts within steps, against that of the steps, of the worst rank.
+        """The time of some parts within steady steps, against that of the steps, of the worst rank.
 
         Without steps the rank's whole window is judged.
         """
         wanted = codes(parts)
         within = None if spans is None else _as_pieces(spans)
-        found = [self._of_steps(member, wanted, within) for member in self.job.ranks]
-        return max(found, key=lambda loss: loss.ns, default=Loss(0, 0, 0))
+        ranks = range(len(self.job.ranks))
+        found = [self._of_steps(number, wanted, within) for number in ranks]
+        return max(found, key=lambda loss: (loss.ns, loss.total), default=Loss(0, 0, 0))
 
-    def _of_steps(self, member: Member, wanted: Ints, within: Pieces | None) -> Loss:
-        _, partition = member
-        segments, steps = partition.segments, len(partition.steps)
-        inside = segments.step >= 0 if steps else np.ones(len(segments), bool)
-        ns, *_ = _charged(segments.take(np.flatnonzero(inside)).pieces, wanted, within)
-        if not steps:
+    def _of_steps(self, number: int, wanted: Ints, within: Pieces | None) -> Loss:
+        partition, steady = self.job.ranks[number][1], self.steady(number)
+        if not len(steady):
+            ns, *_ = _charged(partition.segments.pieces, wanted, within)
             return Loss(ns, partition.rank.span, 0)
-        return Loss(ns, int((segments.end - segments.start)[inside].sum()), steps)
+        pieces, total = self._steady_pieces[number]
+        return Loss(_charged(pieces, wanted, within)[0], total, len(steady))
+
+    @cached_property
+    def _steady_pieces(self) -> list[tuple[Pieces, int]]:
+        """Every rank's pieces in its steady steps, and their time."""
+        found: list[tuple[Pieces, int]] = []
+        for number, (recording, partition) in enumerate(self.job.ranks):
+            chosen = np.zeros(len(recording.steps) + 1, bool)
+            chosen[partition.steps[self.steady(number)]] = True
+            rows = np.flatnonzero(chosen[partition.segments.step])
+            pieces = partition.segments.pieces.take(rows)
+            found.append((pieces, int((pieces.end - pieces.start).sum())))
+        return found
 
     def charge_steps(self, excess: Mapping[tuple[int, int], int], total: int) -> Charge:
         """The charge of time lost in single steps, for every request that is in them.

@@ -17,6 +17,7 @@ from rca_llm.hints.case import Case, Loss, Spans, rank_rows
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.records import Span
 from rca_llm.hints.wording import name, percent, plural, time
+from rca_llm.intervals import Pieces
 from rca_llm.summary.stats import percentile
 from rca_llm.table import Ints, known
 from rca_llm.trace import KERNEL, MEMCPY
@@ -464,7 +465,8 @@ def _drains(case: Case, number: int) -> _Drains:
     gap_end = idle_after[1]
     inside = _same_step(member, rows, gap_end)
     rows, begin, end = rows[inside], idle_after[0][inside], gap_end[inside]
-    lasting = int((api["end"] - api["start"])[rows].sum())
+    steady = _in_steps(member, partition.steps[case.steady(number)], rows)
+    lasting = int((api["end"] - api["start"])[rows[steady]].sum())
     name_code = _most_common(api["name"][rows])
     call = recording.timeline.strings[name_code] if len(rows) else ""
     tiny = int(_after_tiny_copy(recording, rows).sum())
@@ -509,6 +511,16 @@ def _same_step(member: Member, rows: Ints, gap_end: Ints) -> np.ndarray:
     last_work = _first_and_last_work(recording, partition.step_of)[1][steps]
     inside = (place >= 0) & (api["start"][rows] < ends[place])
     return np.asarray(gap & inside & (gap_end < last_work[place]))
+
+
+def _in_steps(member: Member, chosen: Ints, rows: Ints) -> np.ndarray:
+    """Which calls start in some steps; all where there are none."""
+    recording, partition = member
+    if not len(chosen):
+        return np.ones(len(rows), bool)
+    spans = intervals.union(recording.steps.start[chosen], partition.step_end[chosen])
+    pieces = Pieces(*spans, np.zeros(len(spans[0]), np.int64))
+    return np.asarray(intervals.at(pieces, recording.timeline["api"]["start"][rows]) >= 0)
 
 
 def _most_common(values: np.ndarray) -> int:
@@ -557,11 +569,10 @@ def allocation_churn(case: Case) -> Hint | None:
     """
     limits = case.limits("R38")
     found = [_allocations(case, number) for number in range(len(case.job.ranks))]
-    best = max(found, key=lambda one: int((one[0][1] - one[0][0]).sum()), default=None)
+    best = max(found, key=lambda one: int(one[1].sum()), default=None)
     if best is None:
         return None
-    spans, steps = best
-    lasting = spans[1] - spans[0]
+    spans, lasting, steps = best
     longest = int(lasting.max(initial=0))
     often = steps > 0 and len(lasting) >= limits["calls"] * steps
     charge = case.charge(("scheduling.alloc",), spans)
@@ -581,9 +592,20 @@ def allocation_churn(case: Case) -> Hint | None:
     )
 
 
-def _allocations(case: Case, number: int) -> tuple[Spans, int]:
-    """When a rank allocated within its steady steps, and how many steps those are."""
+def _allocations(case: Case, number: int) -> tuple[Spans, Ints, int]:
+    """When a rank allocated in steps, how long each took in steady ones, and how many those are."""
     member = case.job.ranks[number]
+    recording, partition = member
+    start, end = _allocation_times(case, member)
+    if not len(partition.steps):
+        return (start, end), end - start, 0
+    steady = partition.steps[case.steady(number)]
+    inside, warm = (_touching(member, rows, start, end) for rows in (partition.steps, steady))
+    return (start[inside], end[inside]), (end - start)[warm], len(steady)
+
+
+def _allocation_times(case: Case, member: Member) -> Spans:
+    """The allocating calls and spans of a rank; stream-ordered allocations are cheap and left out."""
     recording, partition = member
     api, strings = recording.timeline["api"], recording.timeline.strings
     used = [int(code) for code in np.unique(api["name"]) if code >= 0]
@@ -591,14 +613,17 @@ def _allocations(case: Case, number: int) -> tuple[Spans, int]:
     rows = (recording.calls == ALLOC) & rank_rows(member, api) & ~among(api["name"], ordered)
     spans = case.spans(recording, "alloc")
     own = among(spans["process"], [*partition.rank.processes])
-    start = np.concatenate([api["start"][rows], spans["start"][own]])
-    end = np.concatenate([api["end"][rows], spans["end"][own]])
-    if not len(partition.steps):
-        return (start, end), 0
-    steady = partition.steps[case.steady(number)]
-    steps = intervals.union(recording.steps.start[steady], partition.step_end[steady])
-    inside = intervals.touching(start, end, steps)
-    return (start[inside], end[inside]), len(steady)
+    return (
+        np.concatenate([api["start"][rows], spans["start"][own]]),
+        np.concatenate([api["end"][rows], spans["end"][own]]),
+    )
+
+
+def _touching(member: Member, steps: Ints, start: Ints, end: Ints) -> np.ndarray:
+    """Which intervals lie in some steps, at least in part."""
+    recording, partition = member
+    spans = intervals.union(recording.steps.start[steps], partition.step_end[steps])
+    return intervals.touching(start, end, spans)
 
 
 @rule(
