@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rca_llm.readers.files import source
 from rca_llm.table import NO_TEXT, UNKNOWN
 from rca_llm.trace import KERNEL, MEMCPY, MEMSET, Input, Timeline
 
+DATA = Path(__file__).parent / "data"
 NAME = b"_Z6kernelPf"
 
 
@@ -79,6 +81,36 @@ def test_it_agrees_with_nsight_systems_kernel_by_kernel(shared: Path) -> None:
         axes = [f"{what}_{axis}" for what in ("grid", "block") for axis in "xyz"]
         shapes.append([rows[column].tolist() for column in (*axes, "registers")])
     assert shapes[0] == shapes[1]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Timeline:
+    """What our collector recorded on an H200: three requests of one prefill and eight steps."""
+    folder = tmp_path_factory.mktemp("h200")
+    with tarfile.open(DATA / "h200" / "generate.rca.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    return one(folder / "generate.rca")
+
+
+def test_our_recording_from_the_hardware_is_whole(recorded: Timeline) -> None:
+    gpu, api = recorded["gpu"], recorded["api"]
+    assert Counter(gpu["kind"].tolist()) == {KERNEL: 67513, MEMCPY: 811, MEMSET: 194}
+    kernels = gpu.take(gpu["kind"] == KERNEL)
+    assert not (kernels["name"] == NO_TEXT).any()
+    assert (kernels["end"] >= kernels["start"]).all()
+    assert np.isin(kernels["correlation"], api["correlation"]).all()
+    assert [device.name for device in recorded.devices] == ["NVIDIA H200"]
+    assert recorded.header.graph_level is False
+
+
+def test_equal_requests_launch_equal_kernels(recorded: Timeline) -> None:
+    ranges, gpu = recorded["ranges"], recorded["gpu"]
+    counts: dict[str, int] = {}
+    for name in ("generate 0", "generate 1", "generate 2"):
+        (row,) = (ranges["name"] == recorded.strings.find(name)).nonzero()[0]
+        inside = (gpu["start"] >= ranges["start"][row]) & (gpu["start"] <= ranges["end"][row])
+        counts[name] = int((inside & (gpu["kind"] == KERNEL)).sum())
+    assert set(counts.values()) == {9402}
 
 
 def test_a_kernel_keeps_its_shape_and_name(tmp_path: Path) -> None:
