@@ -68,32 +68,46 @@ def pop_step() -> None:
         found.rca_llm_gpu_pop_step()
 
 
-def wrap_profiler(module: Any) -> None:
-    """Make PyTorch's profiler hand CUPTI over: call with `PROFILER_MODULE` once it is imported.
+def released(prepare: Any) -> Any:
+    """`profile._prepare_trace` of PyTorch, giving CUPTI up first.
 
-    Before it starts the collector writes what it has, switches off and marks a gap; after it ended
-    the collector registers its buffers again. The profiler's own results are untouched.
+    The collector writes what it has, switches off and marks a gap. The profiler's own results are
+    untouched.
     """
-    profile: Any = getattr(module, "profile", None)
-    prepare = getattr(profile, "_prepare_trace", None)
-    leave = getattr(profile, "__exit__", None)
-    if prepare is None or leave is None or hasattr(prepare, "__wrapped__"):
-        return
 
     @functools.wraps(prepare)
-    def released(self: Any, *arguments: Any, **named: Any) -> Any:
+    def wrapper(*arguments: Any, **named: Any) -> Any:
         _call("rca_llm_gpu_release")
-        return prepare(self, *arguments, **named)
+        return prepare(*arguments, **named)
+
+    return wrapper
+
+
+def reclaimed(leave: Any) -> Any:
+    """`profile.__exit__` of PyTorch, taking CUPTI back last: buffers and kinds, not the clock."""
 
     @functools.wraps(leave)
-    def reclaimed(self: Any, *arguments: Any, **named: Any) -> Any:
+    def wrapper(*arguments: Any, **named: Any) -> Any:
         try:
-            return leave(self, *arguments, **named)
+            return leave(*arguments, **named)
         finally:
             _call("rca_llm_gpu_reclaim")
 
-    profile._prepare_trace = released
-    profile.__exit__ = reclaimed
+    return wrapper
+
+
+PROFILER_TARGETS = {"profile._prepare_trace": released, "profile.__exit__": reclaimed}
+"""What to wrap in `PROFILER_MODULE`, by dotted name."""
+
+
+def wrap_profiler(module: Any) -> None:
+    """Make PyTorch's profiler hand CUPTI over: call with `PROFILER_MODULE` once it is imported."""
+    profile: Any = getattr(module, "profile", None)
+    for target, make in PROFILER_TARGETS.items():
+        name = target.rpartition(".")[2]
+        found = getattr(profile, "__dict__", {}).get(name)
+        if found is not None and not hasattr(found, "__wrapped__"):
+            setattr(profile, name, make(found))
 
 
 def _call(name: str) -> None:
