@@ -22,7 +22,7 @@ from rca_llm.summary import host as host_rows
 from rca_llm.summary import requests as request_rows
 from rca_llm.summary import windows as window_rows
 from rca_llm.summary.findings import all_findings
-from rca_llm.summary.ranges import range_rows
+from rca_llm.summary.ranges import marked, range_rows
 from rca_llm.table import UNKNOWN, Ints
 from rca_llm.trace import KERNEL, MEMCPY, MEMSET, Timeline, Trace
 
@@ -202,7 +202,7 @@ def _totals(job: Job, requests: int) -> dict[str, int]:
         "copies": count(MEMCPY),
         "memsets": count(MEMSET),
         "api_calls": sum(len(r.timeline["api"]) for r in job.recordings),
-        "ranges": sum(len(r.timeline["ranges"]) for r in job.recordings),
+        "ranges": sum(len(marked(r.timeline)) for r in job.recordings),
         "collectives": len(job.collectives),
         "requests": requests,
         "steps": _steps(job),

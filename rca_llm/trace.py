@@ -58,11 +58,14 @@ API: Schema = {
     "thread": "int",
     "correlation": "int",
 }
+SYSTEM_DOMAINS = ("osrt", "cuda")
+"""Domains of `ranges` that no program marked: system calls, and CUDA's own loading of code."""
+
 RANGES: Schema = {
     "start": "time",
     "end": "time",
     "name": "text",
-    "domain": "text",  # NVTX domain, "cpu_op", "annotation" or "probe"
+    "domain": "text",  # NVTX domain, "cpu_op", "annotation", "probe", or of SYSTEM_DOMAINS
     "kind": "text",  # a span kind of the contract ("host", "gc" …); NO_TEXT for a plain range
     "process": "int",
     "thread": "int",

@@ -83,7 +83,7 @@ def parts_of(recording: Recording, rank: Rank) -> list[Part]:
     timeline = recording.timeline
     table = timeline["collectives"]
     rows = np.flatnonzero(_belongs(table, rank, timeline))
-    kernel_of = _kernels(timeline, table, rows)
+    kernel_of = _kernels(timeline, rank, table["correlation"][rows])
     found = [
         _recorded(timeline, table, int(row), rank, int(gpu))
         for row, gpu in zip(rows, kernel_of, strict=True)
@@ -101,15 +101,15 @@ def _belongs(table: Table, rank: Rank, timeline: Timeline) -> Ints:
     return np.asarray(np.where(stated, table["rank"] == rank.number, mine))
 
 
-def _kernels(timeline: Timeline, table: Table, rows: Ints) -> Ints:
-    """The `gpu` row that did each recorded collective, -1 where none is named."""
+def _kernels(timeline: Timeline, rank: Rank, wanted: Ints) -> Ints:
+    """The rank's `gpu` row with each wanted correlation id, -1 where there is none."""
     gpu = timeline["gpu"]
-    kernels = np.flatnonzero(gpu["kind"] == KERNEL)
+    mine = among(gpu["process"], [*rank.processes])
+    kernels = np.flatnonzero((gpu["kind"] == KERNEL) & mine)
     ids = gpu["correlation"][kernels]
     order = np.argsort(ids, kind="stable")
-    wanted = table["correlation"][rows]
     if not len(order):
-        return np.full(len(rows), -1, np.int64)
+        return np.full(len(wanted), -1, np.int64)
     place = np.minimum(np.searchsorted(ids[order], wanted), len(order) - 1)
     hit = known(wanted) & (ids[order][place] == wanted)
     return np.where(hit, kernels[order[place]], -1)

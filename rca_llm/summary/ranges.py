@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from rca_llm import intervals
+from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.table import Array, Ints, known
-from rca_llm.trace import KERNEL
+from rca_llm.trace import KERNEL, SYSTEM_DOMAINS, Timeline
 
 NO_RANGE = -1
 
@@ -31,7 +32,8 @@ def range_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
 def _rows_of(recording: Recording) -> list[tuple[tuple[str, str | None], list[int]]]:
     timeline = recording.timeline
     ranges = timeline["ranges"]
-    rows = np.flatnonzero(known(ranges["start"]) & (ranges["name"] >= 0))
+    rows = marked(timeline)
+    rows = rows[known(ranges["start"][rows]) & (ranges["name"][rows] >= 0)]
     if not len(rows):
         return []
     name, domain = (
@@ -54,6 +56,13 @@ def _rows_of(recording: Recording) -> list[tuple[tuple[str, str | None], list[in
         ((timeline.strings[n], timeline.text(d - 1)), row)
         for (n, d), row in zip(names, columns, strict=True)
     ]
+
+
+def marked(timeline: Timeline) -> Ints:
+    """The rows of `ranges` that a program, a framework or a probe marked."""
+    domain = timeline["ranges"]["domain"]
+    system = [timeline.strings.find(name) for name in SYSTEM_DOMAINS]
+    return np.flatnonzero(~among(domain, [code for code in system if code >= 0]))
 
 
 class _Forest:

@@ -12,7 +12,7 @@ from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import RankPartition, Recording
 from rca_llm.attribute.parts import PARTS, named, shares, shares_of_all
 from rca_llm.table import UNKNOWN, Ints, optional
-from rca_llm.trace import KERNEL
+from rca_llm.trace import KERNEL, SYSTEM_DOMAINS
 
 Member = tuple[Recording, RankPartition]
 
@@ -113,7 +113,7 @@ _MANY = 10_000
 """More top-level ranges than this are no windows that anybody would read."""
 
 
-_NO_WINDOWS = ("cpu_op", "python", "osrt", "cuda")
+_NO_WINDOWS = ("cpu_op", "python", *SYSTEM_DOMAINS)
 """Domains of operators, Python functions, system calls and CUDA's own work: parts of a window."""
 
 
