@@ -103,9 +103,9 @@ def _gaps(case: Case, number: int) -> _Gaps:
     told = int(lasting[among(idle.part, codes(LAUNCHING[:2]).tolist())].sum())
     open_time = int(lasting[among(idle.part, codes(LAUNCHING).tolist())].sum())
     on_cpu = _with_states(member, spans)
-    launches, graphs = _launches(member, windows)
+    launches, graphs = _launches(case, number)
     return _Gaps(
-        Loss(lost, total, len(windows[0]) if len(partition.steps) else 0),
+        Loss(lost, total, len(case.steady(number))),
         spans,
         float(np.median(launches)) if len(launches) else 0.0,
         records.median(spans[1] - spans[0]),
@@ -148,15 +148,17 @@ def _with_states(member: Member, spans: Spans) -> float | None:
     return (on_cpu - both) / total
 
 
-def _launches(member: Member, windows: Spans) -> tuple[Ints, bool]:
-    """The launches in each of some windows, and whether graphs are a tenth of them or more."""
-    recording, _ = member
+def _launches(case: Case, number: int) -> tuple[Ints, bool]:
+    """The launches in each judged step of a rank, and whether graphs are a tenth of them or more."""
+    member = case.job.ranks[number]
+    recording, partition = member
     api, rows = recording.timeline["api"], launches_of(member)
-    pieces = intervals.Pieces(*windows, np.arange(len(windows[0])))
-    place = intervals.at(pieces, api["start"][rows])
-    counts = np.bincount(place[place >= 0], minlength=len(windows[0]))
-    graphs = int((recording.calls[rows[place >= 0]] == GRAPH_LAUNCH).sum())
-    return counts, _from_graphs(recording, graphs, int(counts.sum()))
+    starts = np.sort(recording.steps.start[partition.steps])
+    place = np.searchsorted(starts, api["start"][rows], "right")
+    counts = np.bincount(place, minlength=len(starts) + 1)
+    graphs = int((recording.calls[rows] == GRAPH_LAUNCH).sum())
+    steady = case.steady(number) + 1 if len(starts) else np.zeros(1, np.int64)
+    return counts[steady], _from_graphs(recording, graphs, len(rows))
 
 
 def _from_graphs(recording: Recording, graphs: int, launches: int) -> bool:

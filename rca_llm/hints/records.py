@@ -173,9 +173,10 @@ def accepted_length(case: Case) -> float | None:
             continue
         for life in case.lives:
             mine = decode & (batch["request"] == strings.find(life.request.id))
-            if mine.any() and len(life.request.tokens) > 1:
+            told = life.request.output_tokens or len(life.request.tokens)
+            if mine.any() and told > 1:
                 rows += int(mine.sum())
-                gained += len(life.request.tokens) - 1
+                gained += told - 1
     return gained / rows if rows else None
 
 
