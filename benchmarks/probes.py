@@ -2,12 +2,12 @@
 
     python benchmarks/probes.py [--rounds N] [--json FILE]
 
-Each column is a process of its own: one outside a trace, one in a trace, one in a trace with an
-NVTX tool listening (a stand-in that does nothing, built from nvtx_tool.c where a C compiler is
-found). In a process all rows take turns, round by round, so that a machine that speeds up and slows
-down does so for all of them. A row's figure is ns of processor time for one use (a busy machine
-makes a process wait, which is nobody's cost), the empty loop taken off: the median over the rounds,
-with the quartiles.
+Each column is a process of its own: outside a trace; in a trace with the compiled fast path, where
+that is built; in a trace in pure Python; and that with an NVTX tool listening (a stand-in that
+does nothing, built from nvtx_tool.c where a C compiler is found). In a process all rows take turns,
+round by round, so that a machine that speeds up and slows down does so for all of them. A figure is
+ns of processor time for one use (a busy machine makes a process wait, which is nobody's cost),
+the empty loop taken off: the median over the rounds, with the quartiles.
 """
 
 from __future__ import annotations
@@ -235,7 +235,9 @@ def _measure(rows: dict[str, Row], rounds: int) -> dict[str, list[float]]:
 def in_child(rounds: int, wrapper: list[str], env: dict[str, str]) -> dict[str, list[float]]:
     """`measure` in a process of its own."""
     command = [*wrapper, sys.executable, __file__, "--measure", "--rounds", str(rounds)]
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
+    # -m looks for rca_llm in the current folder first, which must not be this checkout.
+    folder = env["PYTHONPATH"]
+    done = subprocess.run(command, env=env, cwd=folder, stdout=subprocess.PIPE, check=True)
     result: dict[str, list[float]] = json.loads(done.stdout)
     return result
 
@@ -251,24 +253,33 @@ def build_tool(folder: Path) -> Path | None:
     return library
 
 
+def pure_copy(folder: Path) -> Path:
+    """The packages without their compiled fast path."""
+    for name in ("rca_llm", "probes", "exporters"):
+        leave = shutil.ignore_patterns("_recorder*.so", "__pycache__")
+        shutil.copytree(HERE.parent / name, folder / name, symlinks=True, ignore=leave)
+    return folder
+
+
 def columns(rounds: int) -> dict[str, dict[str, list[float]]]:
     """The figures of every column."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("RCA_LLM_")}
     env["PYTHONPATH"] = str(HERE.parent)
+    trace = [sys.executable, "-m", "rca_llm", "trace", "--force"]
     found = {"outside": in_child(rounds, [], env)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        trace = [sys.executable, "-m", "rca_llm", "trace", "--nvtx", "off", "-o"]
-        found["in a trace"] = in_child(rounds, [*trace, str(folder / "a"), "--"], env)
+        command = [*trace, "-o", str(folder / "run"), "--"]
+        if list((HERE.parent / "probes" / "native").glob("_recorder*.so")):
+            found["in a trace, C"] = in_child(rounds, command, env)
+        env["PYTHONPATH"] = str(pure_copy(folder / "pure"))
+        found["in a trace, Python"] = in_child(rounds, command, env)
         tool = build_tool(folder)
         if tool is None:
             print("left out: in a trace with an NVTX tool (no C compiler)", file=sys.stderr)
         else:
-            with_tool = {**env, "NVTX_INJECTION64_PATH": str(tool)}
-            trace.remove("--nvtx")
-            trace.remove("off")
-            command = [*trace, str(folder / "b"), "--"]
-            found["in a trace, NVTX"] = in_child(rounds, command, with_tool)
+            env["NVTX_INJECTION64_PATH"] = str(tool)
+            found["Python, with NVTX"] = in_child(rounds, command, env)
     return found
 
 

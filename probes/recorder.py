@@ -73,11 +73,10 @@ class Names(_Ids):
         self.shift = shift
 
     def __missing__(self, name: object) -> int:
-        if name is None:
-            return 0
         if len(self) >= MAX_NAMES:
             self.clear()
-        word = self[name] = self.recorder.name_id(str(name)) << self.shift
+        found = 0 if name is None else self.recorder.name_id(str(name))
+        word = self[name] = found << self.shift
         return word
 
 
