@@ -512,6 +512,10 @@ def attributes(session: Session) -> None:
         env["BARE_ATTRIBUTES"] = chosen
         found[name] = summary(session.workload("attributes", env, *options))
         session.keep("attributes", found)
+    for api in ("both", "runtime", "driver", "off"):
+        _, env = session.traced(f"api-{api}", RCA_LLM_GPU="full", RCA_LLM_API=api)
+        found[f"full, API {api}"] = summary(session.workload("attributes", env, *options))
+        session.keep("attributes", found)
 
 
 def spans(session: Session) -> None:

@@ -126,14 +126,16 @@ static int select_functions(Cupti *cupti, uint32_t domain, CuptiResult (*enable)
 
 /* Enabling one function without its kind delivers nothing, so the kind comes first. Without the
  * per-function switch (before CUDA 12.6) the calls would cost more than they tell: kernels only. */
-static void enable_api(Cupti *cupti, ActivityState *state)
+static void enable_api(Cupti *cupti, const Options *options, ActivityState *state)
 {
     if (!cupti->ActivityEnableRuntimeApi || !cupti->ActivityEnableDriverApi)
         return;
-    if (succeeded(state, "cuptiActivityEnable(RUNTIME)", cupti->ActivityEnable(CUPTI_KIND_RUNTIME)))
+    if (options->runtime_api &&
+        succeeded(state, "cuptiActivityEnable(RUNTIME)", cupti->ActivityEnable(CUPTI_KIND_RUNTIME)))
         state->selected_functions += select_functions(cupti, CUPTI_DOMAIN_RUNTIME,
                                                       cupti->ActivityEnableRuntimeApi);
-    if (succeeded(state, "cuptiActivityEnable(DRIVER)", cupti->ActivityEnable(CUPTI_KIND_DRIVER)))
+    if (options->driver_api &&
+        succeeded(state, "cuptiActivityEnable(DRIVER)", cupti->ActivityEnable(CUPTI_KIND_DRIVER)))
         state->selected_functions += select_functions(cupti, CUPTI_DOMAIN_DRIVER,
                                                       cupti->ActivityEnableDriverApi);
 }
@@ -157,7 +159,7 @@ static bool enable_kinds(Cupti *cupti, const Options *options, ActivityState *st
     cupti->ActivityEnable(CUPTI_KIND_SYNCHRONIZATION);
     cupti->ActivityEnable(CUPTI_KIND_OVERHEAD);
     cupti->ActivityEnable(CUPTI_KIND_JIT);
-    enable_api(cupti, state);
+    enable_api(cupti, options, state);
     return true;
 }
 

@@ -27,6 +27,8 @@ void options_read(Options *self)
                                               : GPU_FULL,
         .graph_level = is("RCA_LLM_GRAPH", "graph"),
         .nvtx = !is("RCA_LLM_NVTX", "off"),
+        .runtime_api = !is("RCA_LLM_API", "driver") && !is("RCA_LLM_API", "off"),
+        .driver_api = !is("RCA_LLM_API", "runtime") && !is("RCA_LLM_API", "off"),
         .external = is("RCA_LLM_EXTERNAL", "on"),
         .buffer_bytes = number("RCA_LLM_BUFFER_BYTES", 2u << 20),
         .segment_bytes = number("RCA_LLM_SEGMENT_BYTES", 256u << 20),
