@@ -1,7 +1,7 @@
-/* The fast paths of spans and marks for one Python: what probes/span.py does for the common call, on
- * the same recorders and segments. Everything uncommon is handed to the Python functions.
+/* The fast paths of spans and marks for one Python: what probes/span.py does for the common call,
+ * on the same recorders and segments. Everything uncommon is handed to the Python functions.
  *
- * A Recorder (probes/recorder.py) inherits from Room, which keeps in C what the fast paths touch. */
+ * A Recorder (probes/recorder.py) inherits from Room, which holds what the fast paths touch. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <pthread.h>
@@ -373,7 +373,7 @@ static PyMethodDef functions[] = {
      "Mark this instant; as `rca_llm.probes.span.record`."},
     {"adopt", adopt, METH_O, "Make a recorder that of the calling thread."},
     {"watch_requests", watch_requests, METH_NOARGS, "Look for request scopes from here on."},
-    {"prepare", prepare, METH_VARARGS, "Take the slow span and record, OFF and the request's variable."},
+    {"prepare", prepare, METH_VARARGS, "Take the slow span and record, OFF, and the variable."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -11,8 +11,8 @@ enum { MOST_CBIDS = 2048, FOREIGN_CLOCK_NS = 1000000000 };
 /* Functions worth a record: what launches, copies, waits, allocates, loads and captures. The rest,
  * cudaGetDevice and its like, is nine tenths of all calls and explains nothing. */
 static const char *const WANTED[] = {
-    "cudaLaunch", "cudaGraphLaunch", "cudaGraphInstantiate", "cudaGraphUpload", "cudaGraphExecUpdate",
-    "cudaMemcpy", "cudaMemset", "cudaMemPrefetch", "cudaMalloc", "cudaFree", "cudaHostAlloc",
+    "cudaLaunch", "cudaGraphLaunch", "cudaGraphInstantiate", "cudaGraphUpload",
+    "cudaGraphExecUpdate", "cudaMemcpy", "cudaMemset", "cudaMemPrefetch", "cudaMalloc", "cudaFree", "cudaHostAlloc",
     "cudaHostRegister", "cudaHostUnregister", "cudaMemPoolTrim", "cudaDeviceSynchronize",
     "cudaStreamSynchronize", "cudaEventSynchronize", "cudaThreadSynchronize", "cudaStreamWaitEvent",
     "cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaLibraryLoad", "cudaLibraryUnload",
@@ -26,7 +26,7 @@ static const char *const WANTED[] = {
     "cuLink", "cuCtxCreate", "cuDevicePrimaryCtxRetain", NULL,
 };
 
-/* Begins like a wanted name and only asks something: cudaMemPoolGetAttribute is not here, these are. */
+/* What begins like a wanted name and only asks something, or reserves addresses. */
 static const char *const UNWANTED[] = {"cuMemAllocationGet", "cuMemHostGet", "cuMemAddressReserve",
                                        "cuMemAddressFree", "cudaLaunchAttribute", NULL};
 
@@ -189,8 +189,8 @@ void activity_stop(Cupti *cupti)
         cupti->ActivityDisable(KINDS[i]);
 }
 
-/* The clock stays whosever it is: a client that set its own once, as torch.profiler does, would read
- * ours as its own in its next session. */
+/* The clock stays whosever it is: a client that set its own once, as torch.profiler does, would
+ * read ours as its own in its next session. */
 void activity_resume(Cupti *cupti, const Options *options, ActivityState *state)
 {
     state->failed = NULL;

@@ -99,7 +99,8 @@ static void give_way(void)
 static void take_back(void)
 {
     ClockReading reading;
-    cupti.ActivityFlushAll(CUPTI_FLUSH_COMPLETED); /* the other client's buffers go to their owner */
+    /* First the other client's buffers go to their owner. */
+    cupti.ActivityFlushAll(CUPTI_FLUSH_COMPLETED);
     buffers_forget_outstanding();
     activity_resume(&cupti, &options, &activity);
     if (!activity_clock(&cupti, &reading))

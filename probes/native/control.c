@@ -15,7 +15,8 @@ void control_open(const char *run)
 {
     char path[4096];
     struct stat found;
-    if (control_byte != &ALWAYS || snprintf(path, sizeof path, "%s/control", run) >= (int)sizeof path)
+    int length = snprintf(path, sizeof path, "%s/control", run);
+    if (control_byte != &ALWAYS || length >= (int)sizeof path)
         return;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)

@@ -10,7 +10,7 @@
 /* Newest first; CUDA 11 calls its library by its own release. */
 static const char *const NAMES[] = {"libcupti.so.13", "libcupti.so.12", "libcupti.so", NULL};
 
-/* Where libcupti lies as seen from the folder of another CUDA library: PyTorch's wheels, toolkits. */
+/* Where libcupti lies, seen from another CUDA library's folder: PyTorch's wheels, toolkits. */
 static const char *const BESIDE[] = {"", "/../../cuda_cupti/lib", "/../../cu13/lib",
                                      "/../extras/CUPTI/lib64", "/../../extras/CUPTI/lib64", NULL};
 static const char *const TOOLKITS[] = {"/usr/local/cuda/extras/CUPTI/lib64",
@@ -97,7 +97,7 @@ static void *open_cupti(void)
     return found;
 }
 
-/* Stores a symbol where the function pointer lies; POSIX lets data and function pointers mix here. */
+/* Stores a symbol where the function pointer lies, which POSIX allows and C does not say. */
 static bool find_symbol(void *library, const char *name, void *into)
 {
     void *symbol = dlsym(library, name);

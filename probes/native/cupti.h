@@ -38,8 +38,8 @@ typedef struct Cupti {
     char path[1024]; /* of the file that was found */
 } Cupti;
 
-/* Finds libcupti: the one of RCA_LLM_CUPTI, the one already in the process, one beside a CUDA library
- * of the process, else by its plain name. False where there is none, or one without the functions. */
+/* Finds libcupti: the one of RCA_LLM_CUPTI, the one already in the process, one beside a CUDA
+ * library of the process, else by its plain name. False where there is none, or it lacks functions. */
 bool cupti_load(Cupti *self);
 
 #endif

@@ -1,7 +1,7 @@
 /* What the collector uses of CUPTI: values, record prefixes and prototypes, declared here so that
- * the build needs no CUDA toolkit. Taken from cupti_activity.h and cupti_callbacks.h of CUDA 12.0 to
- * 13.5; kernel, copy, memset and API records only ever grew at their end, so the prefixes hold for
- * all of them, and records are walked by cuptiActivityGetNextRecord alone. */
+ * the build needs no CUDA toolkit. Taken from cupti_activity.h and cupti_callbacks.h of CUDA 12.0
+ * to 13.5; kernel, copy, memset and API records only ever grew at their end, so the prefixes hold
+ * for all of them, and records are walked by cuptiActivityGetNextRecord alone. */
 #ifndef RCA_CUPTI_ABI_H
 #define RCA_CUPTI_ABI_H
 

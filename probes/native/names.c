@@ -68,8 +68,9 @@ static uint32_t intern(Names *self, Segment *segment, const char *text, size_t b
     uint64_t hash = hash_of(text, bytes);
     size_t at = find(self, hash, text, bytes);
     uint32_t id = self->entries[at].id;
+    NameEntry entry = {hash, 0, (uint32_t)bytes, (char *)(uintptr_t)text};
     if (!id && self->used < MOST_NAMES)
-        id = insert(self, segment, at, (NameEntry){hash, 0, (uint32_t)bytes, (char *)(uintptr_t)text});
+        id = insert(self, segment, at, entry);
     else if (!id)
         id = segment_name(segment, 0, text, bytes);
     *slot = self->entries[at].id ? at + 1 : 0;

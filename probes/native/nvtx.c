@@ -20,7 +20,7 @@ enum { LONGEST_TEXT = 4096, NO_RANGE = -1 };
 /* Our own Python spans show in other tools through this domain; here they have cells already. */
 static const char OWN_DOMAIN[] = "rca-llm";
 
-/* What a handle of a domain or a registered string points to. Handles live as long as the process. */
+/* What a handle of a domain or a registered string points to; it lives as long as the process. */
 typedef struct Text {
     struct Text *next;
     char text[];
@@ -103,7 +103,7 @@ static void name_numbers(NvtxThread *thread, const NvtxNumbers *numbers, uint32_
         ids[i] = names_id(&thread->names, &thread->segment, numbers->at[i].name);
 }
 
-/* Writes a SPAN with its followers, the leading tag last; where it lies, so that it can be ended. */
+/* Writes a SPAN with its followers, the leading tag last; tells where, so that it can be ended. */
 static OpenRange put_span(NvtxThread *thread, const void *domain, const char *name, uint32_t flags,
                           const NvtxNumbers *numbers)
 {

@@ -1,5 +1,5 @@
-/* The numbers that NVTX events carry: plain ones, and fields of structures that programs describe by
- * schemas, as NCCL does for the message size and the communicator of each call. */
+/* The numbers that NVTX events carry: plain ones, and fields of structures that programs describe
+ * by schemas, as NCCL does for the message size and the communicator of each call. */
 #ifndef RCA_NVTX_PAYLOAD_H
 #define RCA_NVTX_PAYLOAD_H
 

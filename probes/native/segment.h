@@ -19,7 +19,7 @@ typedef struct Block {
 } Block;
 
 typedef struct Segment {
-    char *path; /* opened anew for each block: programs that become daemons close what they inherit */
+    char *path; /* opened anew for each block: daemons close descriptors that they do not know */
     uint8_t *next, *end; /* where the next cell goes, and the end of the current block */
     Block *block;
     Header *header; /* the first block, mapped until the segment is closed */

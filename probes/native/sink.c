@@ -52,7 +52,8 @@ static uint64_t ours(const Sink *self, uint64_t time)
     if (!self->foreign_clock || !time || passed <= 0)
         return time;
     double rate = (double)(self->latest.ours - self->first.ours) / (double)passed;
-    return (uint64_t)(self->latest.ours + (int64_t)((double)((int64_t)time - self->latest.theirs) * rate));
+    double since = (double)((int64_t)time - self->latest.theirs) * rate;
+    return (uint64_t)(self->latest.ours + (int64_t)since);
 }
 
 /* Whether a record is to be written, and its times on our clock; counts those that have none. */

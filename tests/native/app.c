@@ -1,4 +1,4 @@
-/* A program that "uses CUDA": it loads the injection library as the driver and NVTX would, and plays
+/* A program that "uses CUDA": it loads the injection library as driver and NVTX would, and plays
  * the activity that its arguments name, in order:
  *
  *   init  kernels:N  threads:T:N  copies  memset  sync  graph:N  nodes:N  device  overhead  zero
