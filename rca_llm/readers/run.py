@@ -18,7 +18,7 @@ import numpy as np
 from rca_llm import __version__, saved
 from rca_llm.errors import RcaError, UnreadableInput
 from rca_llm.probes import format as layout
-from rca_llm.readers import cupti, run_states
+from rca_llm.readers import cupti, run_aliases, run_states
 from rca_llm.readers.files import Source, entries, is_url, source
 from rca_llm.readers.mending import mend
 from rca_llm.readers.run_requests import Requests
@@ -76,6 +76,7 @@ def read_segments(found: Source) -> Timeline:
     manifest = _manifest(found.path)
     timeline = Timeline(Input(found.path, "run", tool="rca-llm", tool_version=__version__))
     segments = list(_segments(timeline, folder))
+    run_aliases.rename(segments)
     _Reading(timeline, segments).run()
     _describe(timeline, segments, manifest)
     events = sum(len(table) for table in timeline.tables.values())
@@ -191,13 +192,11 @@ class _Reading:
         return thread
 
     def _scopes(self, segment: Segment, places: Ints) -> None:
-        cells = segment.cells
-        for place in places.tolist():
-            request = segment.names.get(int(cells["c"][place]))
-            if request is not None:
-                end = int(cells["b"][place]) or None
-                failed = bool(segment.flags[place] & layout.FLAG_ERROR)
-                self.requests.scope(request, int(cells["a"][place]), end, failed)
+        failed = (segment.flags[places] & layout.FLAG_ERROR) != 0
+        rows = zip(*_lists(segment.cells[places], "c", "a", "b"), failed.tolist(), strict=True)
+        for request, start, end, has_failed in rows:
+            if request in segment.names:
+                self.requests.scope(segment.names[request], start, end or None, has_failed)
 
     def _marks(self, segment: Segment, codes: Codes) -> None:
         cells, places = segment.cells, segment.of(layout.MARK)
@@ -239,15 +238,14 @@ class _Reading:
         )
 
     def _events(self, segment: Segment) -> None:
-        cells = segment.cells
+        cells = segment.cells[segment.of(layout.REQUEST)]
         marks: list[tuple[int, str, str]] = []
-        for place in segment.of(layout.REQUEST).tolist():
-            request = segment.names.get(int(cells["d"][place]))
-            code = int(cells["c"][place])
+        for number, code, time, count in zip(*_lists(cells, "d", "c", "a", "b"), strict=True):
+            request = segment.names.get(number)
             if request is None or code >= len(layout.REQUEST_EVENTS):
                 continue
-            name, time = layout.REQUEST_EVENTS[code], int(cells["a"][place])
-            self.requests.event(request, name, time, int(cells["b"][place]))
+            name = layout.REQUEST_EVENTS[code]
+            self.requests.event(request, name, time, count)
             if name in _STATE_EVENTS:
                 marks.append((time, name, request))
         self.timeline.add(
@@ -308,18 +306,27 @@ class _Reading:
                 },
             ),
         )
+        self._tokens_out(segment, at, cells["b"][places][rows])
+
+    def _tokens_out(self, segment: Segment, at: Ints, ends: Ints) -> None:
+        """Tokens that left the engine when the step of each STEP_REQUEST cell ended."""
+        cells = segment.cells
+        out = np.flatnonzero((cells["b"][at] > 0) & (ends != 0))
+        for place, end in zip(at[out].tolist(), ends[out].tolist(), strict=True):
+            request = segment.names.get(int(cells["d"][place]))
+            if request is not None:
+                self.requests.event(request, "token", end, int(cells["b"][place]))
 
     def _sched(self, segment: Segment) -> None:
         cells, places = segment.cells, segment.of(layout.SCHED)
         more, whole = segment.followers(places, layout.MORE)
         places, more = places[whole], more[whole]
         keys = cells["d"][places].astype(np.int64) << 32 | cells["e"][places]
-        for key in np.unique(keys).tolist():
-            own = keys == key
-            rows = np.stack(
-                [cells["a"][places[own]], cells["b"][places[own]], cells["a"][more[own]]]
-            )
-            self.looks.setdefault((key >> 32, key & 0xFFFFFFFF), []).append(rows)
+        rows = np.stack([cells["a"][places], cells["b"][places], cells["a"][more]])
+        order = np.argsort(keys, kind="stable")
+        found, first = np.unique(keys[order], return_index=True)
+        for key, own in zip(found.tolist(), np.split(order, first)[1:], strict=True):
+            self.looks.setdefault((key >> 32, key & 0xFFFFFFFF), []).append(rows[:, own])
 
     def _looks(self) -> dict[tuple[int, int], run_states.Looks]:
         looks: dict[tuple[int, int], run_states.Looks] = {}
@@ -386,6 +393,11 @@ class _Reading:
         for start, end in self.gaps:
             inside |= (times >= start) & (times < end)
         return inside
+
+
+def _lists(cells: Array, *fields: str) -> Iterable[list[int]]:
+    """Fields of cells as lists, which Python reads faster than arrays."""
+    return (cells[field].tolist() for field in fields)
 
 
 def _or_unknown(values: Array, unknown: int) -> Ints:

@@ -1,0 +1,57 @@
+"""`rca-llm ctl` steers a trace from outside and refuses what is no running trace."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from rca_llm.readers import read
+from rca_llm.run import Run
+from tests.traced import TRACE, environment, texts, trace_code
+
+
+def _ctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rca_llm", "ctl", *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+
+
+def test_marks_and_status_of_a_running_trace(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code = "import sys; print('ready', flush=True); sys.stdin.read()"
+    launcher = subprocess.Popen(
+        [*TRACE, "-o", str(run), "--", sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+    )
+    assert launcher.stdin is not None
+    assert launcher.stdout is not None
+    launcher.stdout.readline()
+    assert "state      recording" in _ctl(str(run), "status").stdout
+    assert _ctl(str(run), "mark", "before the change").returncode == 0
+    assert _ctl(str(run), "stop").returncode == 0
+    assert "state      paused" in _ctl(str(run), "status").stdout
+    assert _ctl(str(run), "start").returncode == 0
+    launcher.stdin.close()
+    assert launcher.wait(timeout=60) == 0
+    timeline = read(run).timelines[0]
+    assert texts(timeline, "marks", "name") == ["before the change"]
+    assert "state      finished" in _ctl(str(run), "status").stdout
+
+
+def test_what_is_no_running_trace_is_refused(tmp_path: Path) -> None:
+    missing = _ctl(str(tmp_path / "none"), "stop")
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+    foreign = _ctl(str(tmp_path), "stop")
+    assert (foreign.returncode, foreign.stderr) == (
+        2,
+        f"rca-llm: {tmp_path}: not a run directory\n",
+    )
+    done = trace_code(tmp_path, "pass")
+    ended = _ctl(str(done.run.path), "stop")
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        f"rca-llm: {done.run.path}: this run has ended\n",
+    )
+    assert Run(done.run.path).is_open()
