@@ -237,3 +237,13 @@ def test_a_request_that_is_told_twice_is_one() -> None:
     assert [(row["id"], row["latency_ns"], row["status"]) for row in rows] == [
         ("A", 500, "finished")
     ]
+
+
+def test_a_request_that_no_step_takes_waits_to_be_admitted() -> None:
+    builder = Builder()
+    builder.row("requests", id="C", arrival=BASE + 20)
+    builder.step(0, BASE, BASE + 100, A="prefill")
+    builder.kernel("gemm_x", BASE, BASE + 100)
+    row = builder.summary()["requests"][0]
+    assert row["status"] == "unfinished"
+    assert row["parts"] == {"scheduling.queue": 80}

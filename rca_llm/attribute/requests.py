@@ -20,6 +20,7 @@ from rca_llm.trace import Timeline
 
 QUEUE, PREEMPT = CODE["scheduling.queue"], CODE["scheduling.preempt"]
 RECOMPUTE = CODE["scheduling.recompute"]
+NEVER = int(np.iinfo(np.int64).max)
 INTERFERENCE = CODE["scheduling.prefill_interference"]
 OTHER = CODE["scheduling.other"]
 
@@ -249,12 +250,17 @@ def _membership(recording: Recording, request: Request) -> tuple[Mask, Mask]:
 
 
 def _admitted(request: Request, starts: Ints, member: Mask) -> int:
-    """When the request was first scheduled: as recorded, else at its first step, else at once."""
+    """When the request was first scheduled: as recorded, else at its first step.
+
+    Never, where there are steps and it is in none of them; at once, where no steps are known.
+    """
     if request.scheduled is not None:
         return request.scheduled
     arrival = request.arrival or 0
     own = starts[member & (starts >= arrival)]
-    return int(own[0]) if len(own) else arrival
+    if len(own):
+        return int(own[0])
+    return NEVER if len(starts) else arrival
 
 
 def _labels(
@@ -284,7 +290,7 @@ def _resumption(begun: int, resumed: int | None, starts: Ints, member: Mask) -> 
     if resumed is not None:
         return resumed
     later = starts[member & (starts >= begun)]
-    return int(later[0]) if len(later) else int(np.iinfo(np.int64).max)
+    return int(later[0]) if len(later) else NEVER
 
 
 def _last_token(request: Request, view: Segments, own: Mask) -> int:
@@ -292,7 +298,7 @@ def _last_token(request: Request, view: Segments, own: Mask) -> int:
     if request.tokens:
         return request.tokens[-1]
     mine = view.end[own]
-    return int(mine[-1]) if len(mine) else int(np.iinfo(np.int64).max)
+    return int(mine[-1]) if len(mine) else NEVER
 
 
 def _with_own_spans(
