@@ -19,6 +19,8 @@ class Request:
     times: dict[str, int] = field(default_factory=dict[str, int])
     counts: dict[str, int] = field(default_factory=dict[str, int])
     tokens: list[int] = field(default_factory=list[int])
+    """When they left the engine: a time for each piece, which may hold several."""
+    token_count: int = 0
     finished: int = UNKNOWN
     status: str | None = None
     opened: int = UNKNOWN
@@ -34,7 +36,10 @@ class Requests:
         self.by_id: dict[str, Request] = {}
 
     def _of(self, request: str) -> Request:
-        return self.by_id.setdefault(request, Request())
+        found = self.by_id.get(request)
+        if found is None:
+            found = self.by_id[request] = Request()
+        return found
 
     def event(self, request: str, name: str, time: int, count: int) -> None:
         """One REQUEST cell: a time, or a count."""
@@ -44,6 +49,7 @@ class Requests:
             return
         if name in ("token", "first_token"):
             found.tokens.append(time)
+            found.token_count += count
         if name in ("finished", "aborted"):
             found.finished = max(found.finished, time)
             found.status = "aborted" if "aborted" in (name, found.status) else name
@@ -86,6 +92,8 @@ def _row(name: str, found: Request) -> dict[str, Value]:
         row["status"] = "aborted" if found.failed else "finished"
     if row["first_token"] == UNKNOWN and found.tokens:
         row["first_token"] = min(found.tokens)
+    if row["output_tokens"] == UNKNOWN and found.token_count:
+        row["output_tokens"] = found.token_count
     return row
 
 
