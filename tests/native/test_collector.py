@@ -168,6 +168,14 @@ def test_kernels_mode_asks_for_no_calls(app: Traced) -> None:
     assert not len(timeline["api"])
 
 
+@pytest.mark.parametrize(("api", "calls"), [("runtime", 10), ("driver", 0), ("off", 0)])
+def test_calls_of_one_api_can_be_left_out(app: Traced, api: str, calls: int) -> None:
+    app("init", "kernels:10", RCA_LLM_API=api)
+    timeline = timeline_of(app.run)
+    assert kinds(timeline) == {KERNEL: 10}
+    assert len(timeline["api"]) == calls
+
+
 def test_off_mode_writes_nothing(app: Traced) -> None:
     assert app("init", "kernels:10", "status", RCA_LLM_GPU="off").stdout == "status 0\n"
     assert not read_run(app.run)
