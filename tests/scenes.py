@@ -9,6 +9,7 @@ from rca_llm.trace import Device, Trace
 from tests.timelines import PROCESS, THREAD, Builder
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
+GIB = 1 << 30
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas"
 LAUNCH_NS = 10 * US
 """From a launch call to its kernel, in every scene."""

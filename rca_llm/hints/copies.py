@@ -30,7 +30,8 @@ class HostCopies:
     """Some copies between host and device, of all recordings.
 
     `call_start` and `call_end` are those of the call that asked for each, the copy's own where
-    that was not recorded; `decode` says which belong to steps that only decode.
+    that was not recorded; `decode` says which belong to steps that only decode, `inside` and `steady`
+    which to any step and to a steady one, all where there are no steps.
     """
 
     start: Ints
@@ -41,6 +42,7 @@ class HostCopies:
     asynchronous: Mask
     decode: Mask
     inside: Mask
+    steady: Mask
     pageable: Mask
 
     def __len__(self) -> int:
@@ -82,7 +84,7 @@ def host_copies(case: Case) -> HostCopies:
     found = [_copies_of(case, number) for number in range(len(case.job.ranks))]
     if not found:
         nothing, none = np.empty(0, np.int64), np.empty(0, bool)
-        return HostCopies(*[nothing] * 5, *[none] * 4)
+        return HostCopies(*[nothing] * 5, *[none] * 5)
     return HostCopies(*(np.concatenate([getattr(c, name) for c in found]) for name in _FIELDS))
 
 
@@ -107,6 +109,7 @@ def _copies_of(case: Case, number: int) -> HostCopies:
         _asynchronous(recording, rows),
         decodes[step],
         step >= 0 if len(steps) else np.ones(len(rows), bool),
+        np.isin(step, partition.steps[case.steady(number)]) | (len(partition.steps) == 0),
         (gpu["src"][rows] == PAGEABLE) | (gpu["dst"][rows] == PAGEABLE),
     )
 
@@ -194,7 +197,7 @@ def small_copies(case: Case) -> Hint | None:
     spans = intervals.union(*copies.spans)
     loss, charge = case.of_steps(COPY_PARTS, spans), case.charge(COPY_PARTS, spans)
     middle = float(np.median(copies.size))
-    a_step = len(copies) / loss.steps if loss.steps else None
+    a_step = int(copies.steady.sum()) / loss.steps if loss.steps else None
     taken = int((spans[1] - spans[0]).sum())
     effective = copies.bytes * 1e9 / taken if taken else 0.0
     dense = a_step is not None and a_step >= limits["copies"] and middle <= limits["bytes"]

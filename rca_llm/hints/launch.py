@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from rca_llm.attribute.codes import GRAPH_CAPTURE, GRAPH_LAUNCH, LAUNCH, SYNC
 from rca_llm.attribute.host import launch_counts, main_thread
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
-from rca_llm.attribute.partition import Recording
+from rca_llm.attribute.partition import Recording, Segments
 from rca_llm.attribute.parts import CLASS_OF, CLASSES, codes
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, Loss, Spans, jit_calls, launches_of, rank_rows
@@ -89,39 +89,48 @@ class _Gaps:
 
 def _gaps(case: Case, number: int) -> _Gaps:
     member = case.job.ranks[number]
-    recording, partition = member
-    windows = _judged(case, number)
-    segments = partition.segments
-    seen = CLASS_OF[segments.part] != CLASSES.index("unknown")
-    idle = segments.take(np.flatnonzero((segments.activity < 0) & seen))
-    mine = np.flatnonzero(intervals.touching(idle.start, idle.end, windows))
-    idle = idle.take(mine)
-    spans = intervals.union(idle.start, idle.end)
-    total = int((windows[1] - windows[0]).sum())
-    lost = int((spans[1] - spans[0]).sum())
-    lasting = idle.end - idle.start
-    told = int(lasting[among(idle.part, codes(LAUNCHING[:2]).tolist())].sum())
-    open_time = int(lasting[among(idle.part, codes(LAUNCHING).tolist())].sum())
-    on_cpu = _with_states(member, spans)
+    steady = case.steady(number)
+    windows = _windows(member, steady)
+    idle = _idle(member, windows)
+    gaps = intervals.union(idle.start, idle.end)
+    lost = int((gaps[1] - gaps[0]).sum())
+    on_cpu = _with_states(member, gaps)
+    told = on_cpu if on_cpu is not None else _part_share(idle, LAUNCHING[:2])
+    everywhere = _idle(member, _windows(member, np.arange(len(member[1].steps))))
     launches, graphs = _launches(case, number)
     return _Gaps(
-        Loss(lost, total, len(case.steady(number))),
-        spans,
+        Loss(lost, int((windows[1] - windows[0]).sum()), len(steady)),
+        (everywhere.start, everywhere.end),
         float(np.median(launches)) if len(launches) else 0.0,
-        records.median(spans[1] - spans[0]),
-        (open_time / lost if lost else 0.0) if on_cpu is None else on_cpu,
-        on_cpu if on_cpu is not None else told / lost if lost else 0.0,
+        records.median(gaps[1] - gaps[0]),
+        on_cpu if on_cpu is not None else _part_share(idle, LAUNCHING),
+        told,
         graphs,
     )
 
 
-def _judged(case: Case, number: int) -> Spans:
-    """The steady steps of a rank, its whole window where it has no steps."""
-    recording, partition = case.job.ranks[number]
+def _windows(member: Member, places: Ints) -> Spans:
+    """Some steps of a rank, its whole window where it has no steps."""
+    recording, partition = member
     if not len(partition.steps):
         return np.array([partition.rank.start]), np.array([partition.rank.end])
-    rows = partition.steps[case.steady(number)]
+    rows = partition.steps[places]
     return intervals.union(recording.steps.start[rows], partition.step_end[rows])
+
+
+def _idle(member: Member, windows: Spans) -> Segments:
+    """When the devices of a rank stood still within some windows; unknown time is not idle."""
+    segments = member[1].segments
+    seen = CLASS_OF[segments.part] != CLASSES.index("unknown")
+    inside = intervals.touching(segments.start, segments.end, windows)
+    return segments.take(np.flatnonzero((segments.activity < 0) & seen & inside))
+
+
+def _part_share(segments: Segments, parts: Sequence[str]) -> float:
+    """The fraction of some time that is charged to some parts."""
+    lasting = segments.end - segments.start
+    mine = among(segments.part, codes(parts).tolist())
+    return float(lasting[mine].sum() / lasting.sum()) if lasting.sum() else 0.0
 
 
 def _with_states(member: Member, spans: Spans) -> float | None:
