@@ -443,6 +443,7 @@ def _check_sanitized(built: Build, run: Path, **options: str) -> None:
     assert kinds(timeline_of(run))[KERNEL] == 16 * 300 + 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_sanitizers_find_nothing(
     sanitized: Callable[[str], Build], sanitizer: str, tmp_path: Path
@@ -457,6 +458,7 @@ def test_sanitizers_find_nothing(
     )
 
 
+@pytest.mark.slow
 def test_valgrind_finds_nothing(app: Traced) -> None:
     valgrind = shutil.which("valgrind")
     if valgrind is None:
