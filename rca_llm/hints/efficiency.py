@@ -509,14 +509,11 @@ def _first_slow(lasting: Ints, limit: float) -> int:
 
 
 def _rise(case: Case, start: int, end: int) -> tuple[float, float] | None:
-    """The clock at the beginning and just after some time, None where it was not sampled."""
+    """The first clock sampled in some time, and the last in it or the next after it."""
     clock = records.samples(case, "gpu.sm_clock_mhz")
-    if not any(start <= t <= end for t, _ in clock):
-        return None
-    times = np.array([start, end], np.int64)
-    first, last = _value_at(clock, times).tolist()
+    inside = [value for t, value in clock if start <= t <= end]
     after = [value for t, value in clock if t > end][:1]
-    return first, max([last, *after])
+    return (inside[0], max([inside[-1], *after])) if inside else None
 
 
 @rule(
