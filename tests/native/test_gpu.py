@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from rca_llm.probes import format as layout
 from rca_llm.trace import KERNEL
-from tests.native.conftest import Traced
+from tests.native.conftest import NATIVE, Traced
 from tests.native.segments import collector_segments, timeline_of
 
 # A process that loads the collector as CUDA does, and a class shaped as PyTorch's profiler.
@@ -82,3 +83,35 @@ def test_other_classes_are_left_alone() -> None:
     gpu.wrap_profiler(empty)
     gpu.wrap_profiler(SimpleNamespace())
     assert not hasattr(empty.profile, "_prepare_trace")
+
+
+def test_the_bootstrap_wraps_the_profiler_when_it_is_imported(app: Traced, tmp_path: Path) -> None:
+    """A module of the right name, imported by a program that knows nothing of us."""
+    folder = tmp_path / "site" / "torch" / "autograd"
+    folder.mkdir(parents=True)
+    for package in (folder, folder.parent):
+        (package / "__init__.py").write_text("")
+    (folder / "profiler.py").write_text(
+        "class profile:\n"
+        "    def _prepare_trace(self): print('prepared')\n"
+        "    def __enter__(self): self._prepare_trace()\n"
+        "    def __exit__(self, *error): print('left')\n"
+    )
+    code = (
+        "import ctypes, os\n"
+        "cupti = ctypes.CDLL(os.environ['RCA_LLM_CUPTI'])\n"
+        "ctypes.CDLL(os.environ['CUDA_INJECTION64_PATH']).InitializeInjection()\n"
+        "from torch.autograd.profiler import profile\n"
+        "with profile(): print(cupti.fake_enabled(10))\n"
+        "print(cupti.fake_enabled(10))"
+    )
+    path = os.pathsep.join([str(NATIVE.parent / "bootstrap"), str(tmp_path / "site")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | app.environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["prepared", "0", "left", "1"]
