@@ -9,21 +9,28 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from rca_llm.errors import UnreadableInput
+from rca_llm.probes import format as layout
 from rca_llm.probes.recorder import process_start
 from rca_llm.run import Run
 
+LAST_WORKERS_S = 1.0
 LONG_BYTES = 50_000_000
 """Segments larger than this take seconds to read: show a progress bar."""
 
 
-def finish(run: Run) -> None:
-    """Write the tables of a run, unless one of its processes still writes."""
-    if any(_is_written(path) for path in run.segment_files()):
+def finish(run: Run, seen: Mapping[int, int]) -> None:
+    """Write the tables of a run, unless one of its processes still writes.
+
+    ``seen`` holds the processes that the launcher saw, by pid, with their start times.
+    """
+    writers = set(seen.items()) | {_writer(path) for path in run.segment_files()}
+    if not _ended(writers):
         return
     from rca_llm import saved
     from rca_llm.readers.files import source
@@ -38,7 +45,9 @@ def finish(run: Run) -> None:
         with _draft(run.tables) as draft:
             saved.save(timeline, draft, step)
     for path in run.segment_files():
-        _trim(path)
+        pid, start = _writer(path)
+        if pid == os.getpid() or seen.get(pid) == start:
+            _trim(path)
 
 
 @contextmanager
@@ -54,17 +63,42 @@ def _draft(folder: Path) -> Generator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _is_written(path: Path) -> bool:
-    """Whether the process that writes a segment is alive (the launcher, which calls this, not)."""
+def _writer(path: Path) -> tuple[int, int]:
+    """The process that writes a segment: pid and start time."""
     pid, start = path.name.split("-")[:2]
-    return int(pid) != os.getpid() and str(process_start(pid)) == start
+    return int(pid), int(start)
+
+
+def _ended(writers: set[tuple[int, int]]) -> bool:
+    """Whether all processes end within a moment: workers often outlive their server by a little."""
+    deadline = time.monotonic() + LAST_WORKERS_S
+    while any(_is_alive(pid, start) for pid, start in writers):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _is_alive(pid: int, start: int) -> bool:
+    """Whether a process other than this one lives; one that only waits to be reaped does not."""
+    if pid == os.getpid() or process_start(pid) != start or start == 0:
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except (OSError, IndexError):
+        return False
 
 
 def _trim(path: Path) -> None:
-    """Cut a segment behind its last record. Never while its writer lives: that would kill it."""
+    """Cut a segment behind its last record.
+
+    Only once its writer was seen to be gone: cutting a file that is mapped kills who writes to it.
+    (A process of another pid namespace is alive under a number that means nothing here.)
+    """
     with path.open("rb") as file:
         data = file.read()
-    os.truncate(path, -(-len(data.rstrip(b"\0")) // 32) * 32)
+    cells = -(-len(data.rstrip(b"\0")) // layout.CELL_BYTES)
+    os.truncate(path, cells * layout.CELL_BYTES)
 
 
 @contextmanager

@@ -231,7 +231,8 @@ def _finish(
     }
     run.write_manifest(manifest)
     if _report_troubles(run, sampler):
-        _guarded("no tables, the segments stay", lambda: finish(run))
+        seen = sampler.seen if sampler is not None else {}
+        _guarded("no tables, the segments stay", lambda: finish(run, seen))
     if options.report is not None:
         path = options.report
         _guarded(f"no report {path}", lambda: _write_report(run, path, options.force))

@@ -48,6 +48,11 @@ class Sampler:
             for loop in (self._loop, self._gpu_loop)
         ]
 
+    @property
+    def seen(self) -> dict[int, int]:
+        """The start time of every process that was seen, by pid."""
+        return dict(self._system.starts)
+
     def start(self) -> None:
         """Begin to sample."""
         self._anchor()

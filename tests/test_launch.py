@@ -380,3 +380,21 @@ def test_signals_after_the_command_ended_do_not_cost_its_status(tmp_path: Path) 
         time.sleep(0.01)
     assert launcher.wait(timeout=60) in (11, 128 + signal.SIGINT)
     assert Run(tmp_path / "run").manifest()["status"] == launcher.returncode
+
+
+def test_size_limit_ends_the_recording_and_not_the_command(tmp_path: Path) -> None:
+    code = (
+        "import time\n"
+        "from rca_llm import span\n"
+        "end = time.monotonic() + 4\n"
+        "while time.monotonic() < end:\n"
+        "    for i in range(1000):\n"
+        "        with span('x'): pass\n"
+        "print('finished')\n"
+    )
+    done = trace_code(tmp_path, code, "--max-size", "2M")
+    assert (done.status, done.stdout) == (0, "finished\n")
+    assert done.stderr == f"rca-llm: {done.run.path}: recording ended at --max-size\n"
+    spans = done.timeline()["ranges"]
+    assert len(spans) > 2_000_000 / 32 / 2
+    assert int(spans["start"][-1] - spans["start"][0]) < 3_500_000_000
