@@ -47,6 +47,8 @@ class Case:
     thresholds: Thresholds
     failed: dict[str, str] = field(default_factory=dict[str, str])
     """The gates that failed, each with what it said."""
+    blocking: set[str] = field(default_factory=set[str])
+    """Those of them that silence rules."""
 
     def limits(self, id: str) -> Mapping[str, float]:
         """The thresholds of a rule."""
@@ -168,6 +170,22 @@ class Case:
             pieces = partition.segments.pieces.take(rows)
             found.append((pieces, int((pieces.end - pieces.start).sum())))
         return found
+
+    @cached_property
+    def warm_since(self) -> int:
+        """From when on work is service rather than start-up, ns.
+
+        The first arrival, else the first step, else the middle of the window, since nothing tells.
+        """
+        arrivals = [life.request.arrival for life in self.lives if life.request.arrival is not None]
+        steps = [
+            int(recording.steps.start[partition.steps[0]])
+            for recording, partition in self.job.ranks
+            if len(partition.steps)
+        ]
+        window = self.summary["window"]
+        middle = (window["start_ns"] + window["end_ns"]) // 2
+        return min(arrivals or steps, default=middle)
 
     def charge_steps(self, excess: Mapping[tuple[int, int], int], total: int) -> Charge:
         """The charge of time lost in single steps, for every request that is in them.

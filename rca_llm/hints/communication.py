@@ -60,8 +60,13 @@ class _Arrival:
 def _arrivals(case: Case) -> list[_Arrival]:
     """The complete collectives whose ranks arrived apart by more than the clocks are unsure of."""
     unsure = _uncertainty(case)
-    found = [_arrival(one) for one in case.job.collectives if one.complete]
+    found = [_arrival(one) for one in case.job.collectives if one.complete and not _is_pair(one)]
     return [one for one in found if one.spread > unsure or not one.spread]
+
+
+def _is_pair(one: Collective) -> bool:
+    """Whether a record is of a send and a receive, whose sides need not belong together."""
+    return one.parts[0].op == "send_recv"
 
 
 def _arrival(one: Collective) -> _Arrival:

@@ -71,6 +71,7 @@ def not_traced(case: Case) -> Hint | None:
             "where": "; ".join(places[:8]),
         },
         unjudged=True,
+        blocks=True,
     )
 
 
@@ -102,7 +103,8 @@ def records_lost(case: Case) -> Hint | None:
 
     Symptom: dropped records; over `launch_share` launches without a kernel; graph replays with
     less than `graph_share` of their median kernels, or under `covered` of all replays complete.
-    Source: threads A24-A26, A36-A41, B62. Effect: no hint reads idle time.
+    Source: threads A24-A26, A36-A41, B62. Effect: no hint reads idle time; where records were
+    dropped but launches and replays are complete, such hints are less sure.
     """
     limits = case.limits("G2")
     dropped = _count([r for r in _findings(case, "dropped_records") if "type" not in r["where"]])
@@ -132,6 +134,7 @@ def records_lost(case: Case) -> Hint | None:
             "replays_without_kernels": empty,
         },
         unjudged=True,
+        blocks=bool(lost or thin or uncovered),
     )
 
 
@@ -208,13 +211,23 @@ def _thin_replays(member: Member, share: float) -> tuple[int, int, int]:
 
 
 def _graph_of(recording: Recording, nodes: Mask, calls: int) -> Ints:
-    """What tells the graphs of launches apart: their first node's number or kernel."""
+    """What tells the graphs of launches apart, for every call.
+
+    The upper half of a node's number names its graph. Without numbers graphs are the same if their
+    first two kernels and the grids of these are: piecewise graphs share names, not shapes.
+    """
     gpu, linked = recording.timeline["gpu"], recording.links.api_row
+    rows = np.flatnonzero(nodes)
+    rows = rows[np.argsort(linked[rows], kind="stable")]
+    first = np.flatnonzero(np.diff(linked[rows], prepend=-1))
+    second = np.minimum(first + 1, len(rows) - 1)
+    mixed = np.zeros(len(first), np.int64)
+    for place in (first, second):
+        for column in ("name", "grid_x", "grid_y", "block_x"):
+            mixed = mixed * 1_000_003 + gpu[column][rows[place]]
+    node = gpu["graph_node"][rows[first]]
     found = np.full(calls, NO_TEXT, np.int64)
-    rows = np.flatnonzero(nodes)[::-1]
-    numbered = known(gpu["graph_node"][rows])
-    told = np.where(numbered, gpu["graph_node"][rows], gpu["name"][rows])
-    found[linked[rows]] = told
+    found[linked[rows[first]]] = np.where(known(node), node >> 32, mixed)
     return found
 
 

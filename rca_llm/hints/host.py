@@ -416,8 +416,8 @@ def synchronisation(case: Case) -> Hint | None:
     best = max(found, key=lambda one: one.blocked.ns, default=None)
     if best is None or not best.calls or best.blocked.share < limits["step_share"]:
         return None
-    gaps = case.of_steps(_DRAINED, best.gaps)
-    charge = case.charge(_DRAINED, best.gaps)
+    parts = _DRAINED if best.blocked.steps else _DRAINED[:2]
+    gaps, charge = case.of_steps(parts, best.gaps), case.charge(parts, best.gaps)
     if gaps.share < limits["gap_share"] or not charge.ns:
         return None
     where = f" in range {name(best.range)}" if best.range else ""
@@ -477,10 +477,14 @@ def _drains(case: Case, number: int) -> _Drains:
 
 
 def _blocking_calls(member: Member) -> Ints:
+    """Rows of `api` that wait for the device: synchronisations, and copies of a few bytes."""
     recording, _ = member
-    api = recording.timeline["api"]
-    blocking = among(recording.calls, [SYNC, COPY_SYNC])
-    rows = np.flatnonzero(blocking & rank_rows(member, api))
+    api, gpu, linked = recording.timeline["api"], recording.timeline["gpu"], recording.links.api_row
+    size = np.zeros(len(api), np.int64)
+    copies = np.flatnonzero((linked >= 0) & (gpu["kind"] == MEMCPY) & known(gpu["bytes"]))
+    np.maximum.at(size, linked[copies], gpu["bytes"][copies])
+    tiny = (recording.calls == COPY_SYNC) & (size <= TINY)
+    rows = np.flatnonzero(((recording.calls == SYNC) | tiny) & rank_rows(member, api))
     return rows[np.argsort(api["start"][rows], kind="stable")]
 
 
@@ -598,7 +602,8 @@ def _allocations(case: Case, number: int) -> tuple[Spans, Ints, int]:
     recording, partition = member
     start, end = _allocation_times(case, member)
     if not len(partition.steps):
-        return (start, end), end - start, 0
+        warm = start >= case.warm_since
+        return (start[warm], end[warm]), (end - start)[warm], 0
     steady = partition.steps[case.steady(number)]
     inside, warm = (_touching(member, rows, start, end) for rows in (partition.steps, steady))
     return (start[inside], end[inside]), (end - start)[warm], len(steady)

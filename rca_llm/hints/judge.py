@@ -37,13 +37,14 @@ def judge(case: Case) -> list[dict[str, Any]]:
             found.append((rule, _weighed(rule, hint, case)))
             if rule.stage is Stage.GATE:
                 case.failed[rule.id] = hint.title
+                case.blocking |= {rule.id} if hint.blocks else set[str]()
     found = _without_false_blame(_capped(found), case)
     return [_row(rule, hint, case) for rule, hint in sorted(found, key=_order)]
 
 
 def _silenced(rule: Rule, case: Case) -> bool:
     """Whether a failed gate has taken away what the rule reads."""
-    return (rule.idle and "G2" in case.failed) or (rule.peers and "G1" in case.failed)
+    return (rule.idle and "G2" in case.blocking) or (rule.peers and "G1" in case.blocking)
 
 
 def _said(rule: Rule, case: Case) -> Sequence[Hint]:
@@ -56,7 +57,7 @@ def _weighed(rule: Rule, hint: Hint, case: Case) -> Hint:
     if rule.stage is Stage.GATE:
         return hint
     blurred = ("G5" in case.failed and rule.stage in (Stage.HOST, Stage.LAUNCH)) or (
-        "G6" in case.failed and rule.idle
+        rule.idle and not {"G2", "G6"}.isdisjoint(case.failed)
     )
     confidence = LOWERED[hint.confidence] if blurred else hint.confidence
     title = hint.title
@@ -131,7 +132,7 @@ def _evidence(rule: Rule, hint: Hint, case: Case) -> Iterator[tuple[str, Any]]:
     if hint.explained_by:
         yield "explained_by", ", ".join(hint.explained_by)
     yield "disproved_by", rule.disproof
-    blurred = [text for id, text in case.failed.items() if id in ("G4", "G5", "G6")]
+    blurred = [text for id, text in case.failed.items() if id in ("G2", "G4", "G5", "G6")]
     if blurred and rule.stage is not Stage.GATE:
         yield "data", "; ".join(blurred)
 

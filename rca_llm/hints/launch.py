@@ -109,11 +109,16 @@ def _gaps(case: Case, number: int) -> _Gaps:
     )
 
 
+PAUSE_NS = 1_000_000
+"""Without steps, a device that stands still for longer has nothing to do."""
+
+
 def _windows(member: Member, places: Ints) -> Spans:
-    """Some steps of a rank, its whole window where it has no steps."""
+    """Some steps of a rank; where it has none, the stretches in which its devices had work."""
     recording, partition = member
     if not len(partition.steps):
-        return np.array([partition.rank.start]), np.array([partition.rank.end])
+        start, end = intervals.union(partition.activity.start, partition.activity.end + PAUSE_NS)
+        return start, end - PAUSE_NS
     rows = partition.steps[places]
     return intervals.union(recording.steps.start[rows], partition.step_end[rows])
 
@@ -300,7 +305,7 @@ def late_compilation(case: Case) -> Hint | None:
         f"{'First use of ' + shape if shape else 'First use'} compiled or loaded"
         f" {plural(count, 'module')}:"
         f" +{time(charge.ns / max(len(charge.requests), 1))} once",
-        "high" if case.lives or records.step_count(case) > 1 else "low",
+        "high" if case.lives else "low",
         charge,
         {
             "compile_ns": charge.ns,
@@ -321,7 +326,7 @@ def _compilations(case: Case, least: float) -> tuple[Spans, str, int]:
         calls = np.concatenate([jit_calls(recording), _capture_calls(recording)])
         for table, rows in ((api, calls), (spans, np.arange(len(spans)))):
             start, end = table["start"][rows], table["end"][rows]
-            long = end - start >= least
+            long = (end - start >= least) & (start >= case.warm_since)
             found.append((start[long], end[long]))
             texts = table["name"][rows[long]][:1].tolist()
             names += [recording.timeline.strings[code] for code in texts]
@@ -347,8 +352,9 @@ def _first_launches(case: Case, limits: Mapping[str, float]) -> tuple[Spans, int
             mine = np.flatnonzero(names == names[place])
             later = lasting[mine[1:]]
             ratio = limits["first_ratio"] * float(np.median(later)) if len(later) else 0.0
-            if mine[0] == place and len(later) and lasting[place] >= ratio:
-                span = call[place : place + 1]
+            span = call[place : place + 1]
+            warm = api["start"][call[place]] >= case.warm_since
+            if warm and mine[0] == place and len(later) and lasting[place] >= ratio:
                 found.append((api["start"][span], api["end"][span]))
     return records.joined(found), len(found)
 

@@ -67,6 +67,8 @@ class Hint:
     """None: that of the rule."""
     explained_by: tuple[str, ...] = ()
     """Rules whose hint, if given, is the cause of this one."""
+    blocks: bool = False
+    """Of a gate: rules that read what it took away are silent, not only less sure."""
     advice: str | None = None
     """More than the advice that stands in `advice.toml`."""
 
