@@ -7,6 +7,7 @@ Python >= 3.7; modules that are slow to import (typing, threading, json, ctypes)
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from _thread import _local, get_ident  # pyright: ignore[reportPrivateUsage]  # needs no imports
@@ -44,6 +45,7 @@ FAULTS = (
 
 WORDS_A_CELL = layout.CELL_BYTES // 8
 MAX_NAME_BYTES = 4096
+FEW_RECORDERS = 8  # threads that may always record, whatever the limit on descriptors
 # Names made from data (request ids, f-strings) never end: the table starts anew at this size, and
 # strings still in use get a second id.
 MAX_NAMES = 65536
@@ -193,13 +195,17 @@ class Recorder(Room):
             self._busy = False
         return True
 
-    def _stop(self, errno: int) -> None:
+    def _stop(self, number: int) -> None:
         """End recording of this thread for good, and leave why in the header."""
         self._stopped = True
         self.last = self._end = -1
+        self.lose(number)
+
+    def lose(self, number: int) -> None:
+        """Leave in the header that something could not be written, and the error number why."""
         header = self._header
         header[layout.STOPPED_OFFSET // 8] = perf_counter_ns()
-        header[layout.ERRNO_OFFSET // 8] = errno
+        header[layout.ERRNO_OFFSET // 8] = number
         header[layout.DROPPED_OFFSET // 8] += 1
 
     def close(self) -> None:
@@ -387,11 +393,29 @@ def _take_over() -> Recorder | None:
 
 def _create() -> Recorder:
     try:
+        if len(_recorders) >= FEW_RECORDERS and len(_recorders) >= _most_recorders():
+            raise OSError(errno.EMFILE, "descriptors are the program's")
         recorder = Recorder(*new_segment(run))
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        for first in _recorders[:1]:
+            first.lose(getattr(error, "errno", None) or 0)
         raise AttributeError("no segment") from None
     _recorders.append(recorder)
     return recorder
+
+
+def _most_recorders() -> int:
+    """How many threads may record at a time.
+
+    Before Python 3.13 each mapping holds a descriptor; at two a thread this leaves the program
+    three quarters of what it may open.
+    """
+    if _MAP_OPTIONS:
+        return 1 << 30
+    from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit
+
+    soft = getrlimit(RLIMIT_NOFILE)[0]
+    return 1 << 30 if soft == RLIM_INFINITY else soft // 8
 
 
 def new_segment(directory: str, writer: int = layout.WRITER_PYTHON) -> tuple[str, bytes]:

@@ -6,6 +6,7 @@ Whatever goes wrong with the tracing costs one line on stderr and never the comm
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ from rca_llm.sampling import Limits, Sampler
 PROBES = Path(__file__).resolve().parent / "probes"
 BOOTSTRAP = PROBES / "bootstrap"
 T = TypeVar("T")
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -249,13 +251,13 @@ def _report_troubles(run: Run, sampler: Sampler | None) -> bool:
     if stopped:
         dropped = sum(header["dropped"] for header in stopped)
         reason = os.strerror(stopped[0]["stop_errno"])
-        say(f"{run.path}: recording ended early: {reason} ({dropped} records lost)")
+        say(f"{run.path}: recording ended early: {reason} ({dropped} records or threads lost)")
     elif all(header["writer"] == layout.WRITER_LAUNCHER for header in headers):
         say(
             "no process left a trace: not Python 3.7 or later, python -I, -E or -S, or a wiped"
             " environment; only the launcher's samples were recorded"
         )
-    return not stopped
+    return not any(header["stop_errno"] in _DISK_FULL for header in stopped)
 
 
 def _header(path: Path) -> dict[str, Any]:

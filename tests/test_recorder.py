@@ -238,6 +238,31 @@ def test_a_daemon_that_closes_all_files_keeps_its_own(tmp_path: Path) -> None:
     assert len(_spans(done.run.path, "x")) == 200_001
 
 
+def test_most_descriptors_stay_the_programs(tmp_path: Path) -> None:
+    """Before Python 3.13 a mapping holds a descriptor: threads that take too many go without."""
+    code = (
+        "import os, resource, threading\n"
+        "from rca_llm import span\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
+        "threads, together = 100, threading.Barrier(101)\n"
+        "def work():\n"
+        "    with span('x'): together.wait()\n"
+        "    together.wait()\n"
+        "for _ in range(threads): threading.Thread(target=work).start()\n"
+        "together.wait()\n"
+        "print(len(os.listdir('/proc/self/fd')) < 128)\n"
+        "together.wait()\n"
+    )
+    done = trace_code(tmp_path, code)
+    assert (done.status, done.stdout) == (0, "True\n")
+    recorded = texts(done.timeline(), "ranges", "name").count("x")
+    if sys.version_info >= (3, 13):
+        assert (recorded, done.stderr) == (100, "")
+    else:
+        assert 10 < recorded < 100
+        assert "Too many open files" in done.stderr
+
+
 def test_bad_arguments_never_raise(tmp_path: Path) -> None:
     code = (
         "from rca_llm import probe, record, request, span, step\n"
