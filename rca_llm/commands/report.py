@@ -12,6 +12,8 @@ from rca_llm.exporters import html, terminal
 from rca_llm.readers import load
 from rca_llm.report import Report
 
+STANDARD_OUTPUT = Path("-")
+
 
 def summary_json(report: Report) -> bytes:
     """The summary as a JSON document in UTF-8; identical inputs give identical bytes."""
@@ -26,7 +28,12 @@ def write_summary(report: Report, target: Path) -> None:
 @click.command("report")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT…")
 @click.option("-o", "--output", "page", type=click.Path(path_type=Path), help="The HTML report.")
-@click.option("--json", "summary", type=click.Path(path_type=Path), help="The summary as JSON.")
+@click.option(
+    "--json",
+    "summary",
+    type=click.Path(path_type=Path),
+    help="The summary as JSON; - is standard output, without the table.",
+)
 @click.option("--force", is_flag=True, help="Overwrite outputs that exist.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no table.")
 def command(
@@ -41,13 +48,16 @@ def command(
     An INPUT is a run directory, a Nsight Systems export, a PyTorch trace or a file of RCA events;
     a directory or several paths are the ranks of one job.
     """
-    for target in (page, summary):
+    piped = summary == STANDARD_OUTPUT
+    for target in (page, None if piped else summary):
         if target is not None:
             output.check_target(target, force=force)
     report = load(*inputs).attribute()
-    if summary is not None:
+    if piped:
+        click.get_binary_stream("stdout").write(summary_json(report))
+    elif summary is not None:
         output.write(summary, lambda draft: write_summary(report, draft), force=force)
     if page is not None:
         output.write(page, lambda draft: html.write(report, draft), force=force)
-    if not quiet:
+    if not (quiet or piped):
         terminal.show(report)
