@@ -285,7 +285,7 @@ def _description(row: Record) -> Record:
 def _seen_only(report: Report, processes: Processes, base: int) -> Iterator[Record]:
     """Requests, parts and samples: categories that Kineto's readers pass over."""
     named: set[int] = set()
-    for at, track in enumerate(analysis(report, processes)):
+    for at, track in enumerate(analysis(report, processes, lives=False)):
         if track.process not in named:
             named.add(track.process)
             yield _named(

@@ -138,10 +138,17 @@ def hint(row: Mapping[str, Any]) -> dict[str, Any]:
         "saving": "not judged" if row["saving_ns"] is None else units.duration(row["saving_ns"]),
         "share": None if share is None else units.percent(share),
         "advice": [shown(text, 1000) for text in listed(row.get("advice")) if text],
-        "evidence": [(shown(k), evidence(k, v)) for k, v in given(row.get("evidence")).items()],
+        "evidence": [(_words(k), evidence(k, v)) for k, v in given(row.get("evidence")).items()],
         "requests": [shown(name, 60) for name in requests[:8]],
         "request_count": len(requests),
     }
+
+
+def _words(name: str) -> str:
+    """The name of a piece of evidence without its unit, which its value carries."""
+    for unit in ("_ns", "_bytes_s", "_bytes"):
+        name = name.removesuffix(unit)
+    return shown(name.replace("_", " "))
 
 
 def evidence(name: str, value: Any) -> str:

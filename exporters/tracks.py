@@ -17,6 +17,7 @@ import numpy as np
 from rca_llm.attribute.parts import PARTS
 from rca_llm.exporters.records import Record, rows_of
 from rca_llm.exporters.text import shown
+from rca_llm.intervals import Pieces, join
 from rca_llm.table import UNKNOWN, Ints, Table, known
 from rca_llm.trace import COPY_KINDS, MEMCPY, MEMSET, Timeline
 
@@ -157,8 +158,8 @@ def counters(report: Report, processes: Processes) -> Iterator[Counter]:
             yield Counter(processes.process(number, timeline, pid), name, list(points))
 
 
-def analysis(report: Report, processes: Processes) -> Iterator[Track]:
-    """What the report adds: every request's life and every rank's parts."""
+def analysis(report: Report, processes: Processes, *, lives: bool = True) -> Iterator[Track]:
+    """What the report adds: every rank's parts, and every request, with its parts for `lives`."""
     home = processes.named(ANALYSIS)
     for segments in report.segments:
         name = f"parts of rank {segments.rank}"
@@ -167,12 +168,17 @@ def analysis(report: Report, processes: Processes) -> Iterator[Track]:
         slices = _parts(life.start, life.end, life.part)
         if slices:
             whole = Slice(slices[0].start, slices[-1].end, shown(request), "request")
-            yield Track(home, None, f"request {shown(request, 80)}", [whole, *slices])
+            yield Track(
+                home, None, f"request {shown(request, 80)}", [whole, *(slices if lives else [])]
+            )
 
 
 def _parts(start: Ints, end: Ints, part: Ints) -> list[Slice]:
-    columns: list[list[int]] = [start.tolist(), end.tolist(), part.tolist()]
-    return [Slice(a, b, PARTS[code], "part") for a, b, code in zip(*columns, strict=True)]
+    """The pieces of a partition; those of one part that touch are one slice."""
+    pieces = join(Pieces(start, end, part))
+    begins, ends = map(int, pieces.start), map(int, pieces.end)
+    names = (PARTS[int(code)] for code in pieces.label)
+    return [Slice(*row, "part") for row in zip(begins, ends, names, strict=True)]
 
 
 def _threads(number: int, timeline: Timeline, processes: Processes) -> Iterator[Track]:

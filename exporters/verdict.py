@@ -152,9 +152,8 @@ def root_cause(summary: Summary, found: Judged, name: str) -> str:
 
 
 def _first_hint(summary: Summary) -> str:
-    hints = summary["hints"]
-    if not hints:
+    first = next((hint for hint in summary["hints"] if hint["saving_ns"]), None)
+    if first is None:
         return ""
-    saving = hints[0]["saving_ns"]
-    saves = "" if saving is None else f", which would save up to {units.duration(saving)}"
-    return f"Look first at: {shown(hints[0]['title'])}{saves}."
+    saving = units.duration(first["saving_ns"])
+    return f"What would save most, up to {saving}: {shown(first['title'])}."

@@ -83,7 +83,7 @@ class Timeline {
     this.busy = true;
     Plotly.react(this.plot, traces, layout({
       height: 70 + 30 * names.length, barmode: "overlay", bargap: 0.28, dragmode: "zoom", hovermode: "closest",
-      xaxis: { range: [this.from / unit.factor, this.to / unit.factor], fixedrange: false, ticksuffix: ` ${unit.name}`, autorange: false },
+      xaxis: { range: [this.from / unit.factor, this.to / unit.factor], fixedrange: false, ticksuffix: ` ${unit.name}`, autorange: false, tickangle: 0, nticks: innerWidth < 720 ? 4 : 9 },
       margin: { l: margin(names), r: 14, t: 6, b: 30 },
       yaxis: { automargin: false, categoryorder: "array", categoryarray: names, range: [names.length - 0.5, -0.5], showgrid: false },
     }), { ...CONFIG, doubleClick: false }).then(() => { this.busy = false; });
@@ -182,5 +182,5 @@ function drawSamples(lines, from, to, left) {
     axes[`yaxis${id}`] = { domain: [1 - (at + 0.9) * height, 1 - (at + 0.26) * height], fixedrange: true, nticks: 3, gridcolor: colour("line"), zeroline: false };
   });
   const annotations = lines.map((line, at) => ({ text: plain(line.name), xref: "paper", yref: "paper", x: 0, y: 1 - at * height, xanchor: "left", yanchor: "top", showarrow: false, font: { size: 11 } }));
-  Plotly.react("samples-plot", traces, { ...layout({ height: 40 + 74 * lines.length, annotations, margin: { l: left, r: 14, t: 6, b: 30 }, xaxis: { range: [0, (to - from) / unit.factor], ticksuffix: ` ${unit.name}`, anchor: `y${lines.length > 1 ? lines.length : ""}` } }), ...axes }, CONFIG);
+  Plotly.react("samples-plot", traces, { ...layout({ height: 40 + 74 * lines.length, annotations, margin: { l: left, r: 14, t: 6, b: 30 }, xaxis: { range: [0, (to - from) / unit.factor], ticksuffix: ` ${unit.name}`, tickangle: 0, nticks: innerWidth < 720 ? 4 : 9, anchor: `y${lines.length > 1 ? lines.length : ""}` } }), ...axes }, CONFIG);
 }
