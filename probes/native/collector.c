@@ -199,17 +199,17 @@ static void ask(enum Request what)
     pthread_mutex_unlock(&lock);
 }
 
+/* Timed throughout: a signal handler may have called exit while its thread held the lock. */
 static void at_exit(void)
 {
-    if (!is_ours())
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += EXIT_WAIT_S;
+    if (!is_ours() || pthread_mutex_timedlock(&lock, &until) != 0)
         return;
-    pthread_mutex_lock(&lock);
     stopping = true;
     pthread_cond_broadcast(&asked);
     pthread_mutex_unlock(&lock);
-    struct timespec until = {0};
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += EXIT_WAIT_S;
     pthread_timedjoin_np(thread, NULL, &until);
 }
 

@@ -48,9 +48,11 @@ static void in_child(void)
     spare = all = NULL;
 }
 
+/* Without waiting: a signal handler may have called exit while its thread held the lock. */
 static void at_exit(void)
 {
-    pthread_mutex_lock(&lock);
+    if (pthread_mutex_trylock(&lock) != 0)
+        return;
     for (NvtxThread *each = all; each; each = each->next_all)
         each->segment.header->closed_ns = clock_monotonic();
     pthread_mutex_unlock(&lock);
