@@ -113,6 +113,11 @@ _OVERHEADS = {
 _LOADING = (1, 4 << 16, 5 << 16)
 """Overheads of CUDA itself that a program pays at the first use of a kernel: kind `jit`."""
 
+_FALLBACK = (
+    "no C compiler when installed: records came through cupti-python, which made an eager decode "
+    "step 26 times as long where it was measured"
+)
+
 _API_SUFFIX = re.compile(r"(?:_pt(?:sz|ds))?_v\d{4,}$")
 
 
@@ -377,6 +382,8 @@ def add_facts(
         timeline.note(
             "not_traced", 1, where, f"GPU collector: {why} ({counts.get('gpu.error', 0)})"
         )
+    if texts.get("gpu.status") == "cupti-python":
+        timeline.note("tracer_overhead", 1, where, _FALLBACK)
     if texts.get("gpu.graph") == "graph":
         timeline.header.graph_level = True
     elif "gpu.graph" in texts and timeline.header.graph_level is None:
