@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -77,9 +78,26 @@ def write(path: Path, columns: Mapping[str, Array], rising: Collection[str] = ()
 
 
 def read(path: Path) -> dict[str, Array]:
-    """Every column of a file, in one piece each."""
-    table = _reader(path).read_all()
-    return {name: _whole(table[name]) for name in table.column_names}
+    """Every column of a file, in one piece each; `ValueError` where the file is damaged."""
+    _check_footer(path)
+    try:
+        table = _reader(path).read_all()
+        return {name: _whole(table[name]) for name in table.column_names}
+    except BaseException as error:
+        # The library panics on damage that it does not expect, which is no Exception.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{path.name}: damaged Parquet file: {error}") from None
+
+
+def _check_footer(path: Path) -> None:
+    """Refuse a file that was cut short, on which the library would panic and print."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 8, 0))
+        length, magic = file.read(4), file.read(4)
+    if magic != b"PAR1" or int.from_bytes(length, "little") + 12 > size:
+        raise ValueError(f"{path.name}: not a whole Parquet file: no footer at its end")
 
 
 def _reader(path: Path) -> RecordBatchReader:

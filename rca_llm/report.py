@@ -10,6 +10,7 @@ import numpy as np
 
 from rca_llm import align as alignment
 from rca_llm import hints
+from rca_llm.attribute import clocks
 from rca_llm.attribute import job as jobs
 from rca_llm.attribute import requests as lives_of
 from rca_llm.attribute.job import Job
@@ -67,9 +68,10 @@ class Report:
 
 def build(trace: Trace) -> Report:
     """Align, attribute and explain a trace."""
-    trace = alignment.align(trace)
+    trace = alignment.align(Trace([t.copy() for t in trace.timelines], trace.findings))
     for timeline in trace.timelines:
         repair(timeline)
+    trace.findings += clocks.refine(trace.timelines, jobs.world_size(trace.timelines))
     job = jobs.attribute(trace.timelines)
     requests, lives = _lives(job)
     summary = _summary(trace, job, requests, lives)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rca_llm.table import Schema, Strings, Table, concat
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rca_llm.report import Report
 
 KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
@@ -218,6 +220,24 @@ class Header:
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass(frozen=True)
+class Clock:
+    """How the clock of a timeline relates to the job's reference, the first rank's clock.
+
+    Timelines with one `number` share a clock. `offset_ns` was added to the timeline's first time
+    (with drift, a little more or less to later ones); the result is within `uncertainty_ns`. None
+    where nothing tells.
+    """
+
+    number: int = 0
+    offset_ns: int | None = 0
+    uncertainty_ns: int | None = 0
+
+
+REFERENCE = Clock()
+"""The clock that all others are brought onto."""
+
+
 @dataclass
 class Timeline:
     """The tables of one input, on one clock."""
@@ -228,6 +248,7 @@ class Timeline:
     tables: dict[str, Table] = field(default_factory=dict[str, Table])
     devices: list[Device] = field(default_factory=list[Device])
     findings: list[Finding] = field(default_factory=list[Finding])
+    clock: Clock = REFERENCE
 
     def __getitem__(self, name: str) -> Table:
         """A table by name, empty where the input has none."""
@@ -240,6 +261,17 @@ class Timeline:
     def add(self, name: str, table: Table) -> None:
         """Append rows to a table."""
         self.tables[name] = concat(TABLES[name], [self[name], table])
+
+    def copy(self) -> Timeline:
+        """A timeline that can be changed without changing this one; the columns are shared."""
+        header = replace(self.header, anchors=[*self.header.anchors], extra={**self.header.extra})
+        return replace(
+            self,
+            header=header,
+            tables={**self.tables},
+            devices=[*self.devices],
+            findings=[*self.findings],
+        )
 
     def note(self, code: str, count: int, where: str = "", detail: str = "") -> None:
         """Record a quality finding, unless its count is 0."""
@@ -255,10 +287,22 @@ class Trace:
     findings: list[Finding] = field(default_factory=list[Finding])
 
     def attribute(self) -> Report:
-        """Where the time went and why."""
+        """Where the time went and why; the trace itself stays as it is."""
         from rca_llm.report import build
 
         return build(self)
+
+    def save(self, folder: Path) -> None:
+        """Write the trace into a new folder that `rca_llm.load` reads: Parquet tables by timeline.
+
+        Raises OSError where that cannot be done.
+        """
+        from rca_llm import run, saved
+
+        for number, timeline in enumerate(self.timelines):
+            tables = folder / f"{number:04d}" / run.TABLES
+            tables.mkdir(parents=True)
+            saved.save(timeline, tables)
 
 
 def merge_findings(findings: Iterable[Finding]) -> list[Finding]:

@@ -46,13 +46,28 @@ _DEVICE, _PROCESS = layout.SUBJECTS.index("device"), layout.SUBJECTS.index("proc
 
 
 def matches(found: Source) -> bool:
-    """Whether a directory holds segments of a run."""
-    return found.directory and layout.SEGMENTS_NAME in map(_base, entries(found.path))
+    """Whether a directory holds segments of a run, or the tables of a saved trace."""
+    return found.directory and bool({layout.SEGMENTS_NAME, TABLES} & set(_names(found)))
 
 
 def read(found: Source) -> Trace:
     """What the processes of a run recorded; `UnreadableInput` where no segment has an event."""
+    if layout.SEGMENTS_NAME not in _names(found):
+        return Trace([_tables_alone(found)])
     return Trace([_saved(found) or read_segments(found)])
+
+
+def _names(found: Source) -> list[str]:
+    return [_base(path) for path in entries(found.path)]
+
+
+def _tables_alone(found: Source) -> Timeline:
+    """A timeline that `Trace.save` wrote; there is nothing else to read it from."""
+    folder = Path(found.path) / TABLES
+    try:
+        return saved.load(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnreadableInput(f"{folder}: byte 0: expected saved tables; {error}") from error
 
 
 def _saved(found: Source) -> Timeline | None:
