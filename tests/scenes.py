@@ -60,7 +60,12 @@ class Scene(Builder):
         self.kernel(name, start + LAUNCH_NS, end, correlation=self.calls, **more)
 
     def request(
-        self, id: str, arrival: int, tokens: Sequence[int], scheduled: int | None = None, **more: Any
+        self,
+        id: str,
+        arrival: int,
+        tokens: Sequence[int],
+        scheduled: int | None = None,
+        **more: Any,
     ) -> None:
         """A finished request with the times of its tokens."""
         told = {"scheduled": arrival if scheduled is None else scheduled}

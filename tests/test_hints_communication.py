@@ -35,8 +35,18 @@ def ranks(
             end = done + 4 * MS
             scene.step(i, t, end, R="decode" if i else "prefill")
             scene.work(GEMM, t, t + 5 * MS)
-            scene.row("collectives", comm="tp", op="all_reduce", seq=i, rank=rank, process=1,
-                      device=0, bytes=size, start=arrive, end=done)
+            scene.row(
+                "collectives",
+                comm="tp",
+                op="all_reduce",
+                seq=i,
+                rank=rank,
+                process=1,
+                device=0,
+                bytes=size,
+                start=arrive,
+                end=done,
+            )
             scene.work("add_kernel", done, end)
             t = end
             tokens.append(t)
@@ -161,8 +171,16 @@ def handed_over(length: int, *, moved: int = 1 << 26, pieces: int = 100, post: i
     scene = Scene()
     scene.step(0, 0, 100 * MS, R="prefill")
     scene.work(GEMM, length, 100 * MS)
-    scene.span("kv_transfer", 0, length, request="R", bytes=moved, pieces=pieces, post_ns=post,
-               link_bytes_s=50_000_000_000)
+    scene.span(
+        "kv_transfer",
+        0,
+        length,
+        request="R",
+        bytes=moved,
+        pieces=pieces,
+        post_ns=post,
+        link_bytes_s=50_000_000_000,
+    )
     for i in range(1, 20):
         scene.step(i, 90 * MS + i * PERIOD, 100 * MS + i * PERIOD, R="decode")
         scene.work(GEMM, 90 * MS + i * PERIOD, 100 * MS + i * PERIOD)
@@ -200,8 +218,17 @@ def experts(times: Sequence[int], steps: int = 12) -> list[Scene]:
             done = t + max(times) + 200 * US
             scene.step(i, t, done + 2 * MS, R="decode" if i else "prefill")
             scene.work("fused_moe_kernel", t, t + own)
-            scene.row("collectives", comm="ep", op="all_to_all", seq=i, rank=rank, process=1,
-                      device=0, start=t + own, end=done)
+            scene.row(
+                "collectives",
+                comm="ep",
+                op="all_to_all",
+                seq=i,
+                rank=rank,
+                process=1,
+                device=0,
+                start=t + own,
+                end=done,
+            )
             scene.work(GEMM, done, done + 2 * MS)
             t = done + 2 * MS
             tokens.append(t)

@@ -117,8 +117,16 @@ def loading(
     scene = Scene()
     begin = -20 * S
     scene.span("load", begin, begin + 10 * S, name="load_weights")
-    scene.span("file", begin, begin + reading, name="read", bytes=size, path="/m/a.safetensors",
-               fs=fs, pieces=pieces)
+    scene.span(
+        "file",
+        begin,
+        begin + reading,
+        name="read",
+        bytes=size,
+        path="/m/a.safetensors",
+        fs=fs,
+        pieces=pieces,
+    )
     if cast:
         scene.span("cast", begin + reading, begin + reading + cast, name="to(float32)")
     scene.serve()

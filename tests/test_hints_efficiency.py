@@ -113,8 +113,12 @@ def test_device_efficiency_is_silent_where_an_unnamed_queue_explains_more() -> N
     assert not ids(summary) & {"R01", "R28"}
 
 
-SEQUENCE = ("ampere_bf16_s16816gemm_bf16_128x64", "elementwise_kernel", "softmax_warp_forward",
-            "ampere_bf16_s16816gemm_bf16_64x64")
+SEQUENCE = (
+    "ampere_bf16_s16816gemm_bf16_128x64",
+    "elementwise_kernel",
+    "softmax_warp_forward",
+    "ampere_bf16_s16816gemm_bf16_64x64",
+)
 
 
 def attention(layers: int, each: int, *, names: tuple[str, ...] = SEQUENCE) -> Scene:
@@ -205,8 +209,11 @@ def test_a_uniform_slowdown_without_a_reason_is_not_called_throttling() -> None:
 
 @pytest.mark.parametrize(
     "scene",
-    [clocked(1.5, 1980.0, 0, power=600.0), clocked(1.0, 1980.0, 0, power=450.0),
-     clocked(1.5, 1320.0, 0x4, power=450.0)],
+    [
+        clocked(1.5, 1980.0, 0, power=600.0),
+        clocked(1.0, 1980.0, 0, power=450.0),
+        clocked(1.5, 1320.0, 0x4, power=450.0),
+    ],
     ids=["power hardly lower", "no slowdown", "throttled"],
 )
 def test_no_hidden_slow_state(scene: Scene) -> None:

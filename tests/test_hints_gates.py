@@ -18,7 +18,9 @@ def replays(counts: list[int]) -> Scene:
         scene.api("cudaGraphLaunch", start, start + 20 * US, correlation=scene.calls)
         for j in range(count):
             at = start + (30 + 12 * j) * US
-            scene.kernel("layer_kernel", at, at + 10 * US, correlation=scene.calls, graph_node=j + 1)
+            scene.kernel(
+                "layer_kernel", at, at + 10 * US, correlation=scene.calls, graph_node=j + 1
+            )
     return scene
 
 
@@ -101,8 +103,18 @@ def test_ends_of_collectives_tell_that_clocks_differ(skew: int, fires: bool) -> 
         for i in range(30):
             start = i * PERIOD + rank * skew
             scene.work(GEMM, start, start + 5 * MS)
-            scene.row("collectives", comm="tp", op="all_reduce", seq=i, rank=rank, process=1,
-                      device=0, bytes=1 << 20, start=start + 5 * MS, end=start + 6 * MS)
+            scene.row(
+                "collectives",
+                comm="tp",
+                op="all_reduce",
+                seq=i,
+                rank=rank,
+                process=1,
+                device=0,
+                bytes=1 << 20,
+                start=start + 5 * MS,
+                end=start + 6 * MS,
+            )
         scenes.append(scene)
     scenes[1].timeline.findings.clear()
     summary = job(*scenes)
@@ -137,6 +149,9 @@ def test_steps_without_device_work() -> None:
         start = i * PERIOD
         scene.step(i, start, start + PERIOD, R="decode")
         for j in range(0 if i == 9 else 20):
-            scene.launch(GEMM, (start + j * 400 * US, start + j * 400 * US + 9 * US),
-                         (start + j * 400 * US + 10 * US, start + (j + 1) * 400 * US))
+            scene.launch(
+                GEMM,
+                (start + j * 400 * US, start + j * 400 * US + 9 * US),
+                (start + j * 400 * US + 10 * US, start + (j + 1) * 400 * US),
+            )
     assert hint(scene.summary(), "G6")["evidence"]["steps_without_gpu"] == 1

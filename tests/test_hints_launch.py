@@ -19,7 +19,9 @@ def eager(
     for i in range(steps):
         start = t
         for _ in range(kernels):
-            scene.launch("elementwise_kernel", (t + gap - call, t + gap), (t + gap, t + gap + kernel))
+            scene.launch(
+                "elementwise_kernel", (t + gap - call, t + gap), (t + gap, t + gap + kernel)
+            )
             t += gap + kernel
         scene.step(i, start, t, R="decode" if i else "prefill")
         tokens.append(t)
@@ -166,7 +168,9 @@ def streams(*, blocking: bool, together: bool = False) -> Scene:
     for i in range(40):
         start = t if not together else (i // 2) * 100 * US
         returned = start + 100 * US if blocking else start + 5 * US
-        scene.launch("elementwise_kernel", (start, returned), (start + 5 * US, start + 95 * US), stream=i % 2)
+        scene.launch(
+            "elementwise_kernel", (start, returned), (start + 5 * US, start + 95 * US), stream=i % 2
+        )
         t += 100 * US
     return scene
 

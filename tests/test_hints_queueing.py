@@ -23,7 +23,9 @@ def crowd(waits: list[int], own: int = 100 * MS, *, pause: int = 0) -> Scene:
     last = max(waits) + 2 * own
     for i in range(last // PERIOD + 1):
         start = i * PERIOD
-        scene.step(i, start, start + PERIOD - pause, **{f"r{n}": "decode" for n in range(len(waits))})
+        scene.step(
+            i, start, start + PERIOD - pause, **{f"r{n}": "decode" for n in range(len(waits))}
+        )
         scene.work(GEMM, start, start + PERIOD - pause, graph=True)
     for n, wait in enumerate(waits):
         tokens = [wait + own, wait + 2 * own]

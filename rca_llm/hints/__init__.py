@@ -19,7 +19,10 @@ from rca_llm.hints import (  # noqa: F401  (each registers its rules)
 )
 from rca_llm.hints.case import Case
 from rca_llm.hints.judge import judge
+from rca_llm.hints.model import RULES
 from rca_llm.hints.thresholds import Thresholds, load
+
+__all__ = ["RULES", "explain"]
 
 
 def explain(

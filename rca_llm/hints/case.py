@@ -175,7 +175,8 @@ class Case:
     def warm_since(self) -> int:
         """From when on work is service rather than start-up, ns.
 
-        The first arrival, else the first step, else the middle of the window, since nothing tells.
+        The first arrival, else the first step, else the middle of all device work, since nothing
+        tells.
         """
         arrivals = [life.request.arrival for life in self.lives if life.request.arrival is not None]
         steps = [
@@ -183,9 +184,10 @@ class Case:
             for recording, partition in self.job.ranks
             if len(partition.steps)
         ]
-        window = self.summary["window"]
-        middle = (window["start_ns"] + window["end_ns"]) // 2
-        return min(arrivals or steps, default=middle)
+        work = [partition.activity for _, partition in self.job.ranks if len(partition.activity)]
+        first = min((int(activity.start.min()) for activity in work), default=0)
+        last = max((int(activity.end.max()) for activity in work), default=0)
+        return min(arrivals or steps, default=(first + last) // 2)
 
     def charge_steps(self, excess: Mapping[tuple[int, int], int], total: int) -> Charge:
         """The charge of time lost in single steps, for every request that is in them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -203,11 +204,22 @@ def _thin_replays(member: Member, share: float) -> tuple[int, int, int]:
     nodes = (linked >= 0) & (gpu["kind"] == KERNEL)
     kernels = np.bincount(linked[nodes], minlength=len(api))[rows]
     graph = _graph_of(recording, nodes, len(api))[rows]
-    thin = 0
-    for one in np.unique(graph[kernels > 0]).tolist():
-        counts = kernels[(graph == one) & (kernels > 0)]
-        thin += int((counts < share * np.median(counts)).sum())
+    thin = sum(
+        int(np.count_nonzero(_thin(kernels, graph == one, share)))
+        for one in np.unique(graph[kernels > 0]).tolist()
+    )
     return len(rows), thin, int((work == 0).sum())
+
+
+def _thin(kernels: Ints, same: Mask, share: float) -> Mask:
+    """Which launches of one graph, in the order of their calls, left far too few kernels.
+
+    The next launch must be of the same graph: where it is not, the few kernels are those of a
+    piecewise graph that begins like a whole one.
+    """
+    usual = float(np.median(kernels[same & (kernels > 0)]))
+    followed = np.append(same[1:], same[-1:])
+    return same & followed & (kernels > 0) & (kernels < share * usual)
 
 
 def _graph_of(recording: Recording, nodes: Mask, calls: int) -> Ints:
@@ -310,19 +322,26 @@ def end_skew(case: Case) -> int:
 def perturbed(case: Case) -> Hint | None:
     """Tracing itself slowed the run.
 
-    Symptom: the input says so. Source: threads A34, A37, A45, A46. Effect: hints about the host and
+    Symptom: the input tells of tracing work that is over `overhead_share` of the window, or does
+    not tell how much it is. Source: threads A34, A37, A45, A46. Effect: hints about the host and
     launching are less sure.
     """
     rows = _findings(case, "tracer_overhead")
-    if not rows:
+    spent = [int(found.group(1)) for row in rows if (found := _NS.match(row["detail"]))]
+    span = case.summary["window"]["span_ns"]
+    if not rows or (spent and sum(spent) <= case.limits("G5")["overhead_share"] * span):
         return None
     return Hint(
         f"Tracing itself costs time: {rows[0]['detail'] or rows[0]['where']}",
         "medium",
         Charge(0, 0),
-        {"findings": _count(rows)},
+        {"findings": _count(rows), "tracing_ns": sum(spent) or None, "window_ns": span},
         unjudged=True,
     )
+
+
+_NS = re.compile(r"(\d+) ns\b")
+"""How a finding about tracing begins that tells its cost."""
 
 
 @rule(

@@ -204,7 +204,7 @@ def host_between_steps(case: Case) -> Hint | None:
     charge = case.charge(("scheduling.host", "scheduling.other"), spans)
     if not charge.ns:
         return None
-    inside = _ranges_inside(case, spans)
+    inside = _ranges_inside(case, spans, best.total // best.steps)
     what = ", ".join(f"{who} {time(ns)}" for who, ns in inside[:3])
     return Hint(
         f"The engine spends {time(best.ns / best.steps)} per step on the CPU between GPU steps"
@@ -263,15 +263,21 @@ def _first_and_last_work(recording: Recording, step_of: Ints) -> tuple[Ints, Int
     return np.where(first == latest, 0, first), last
 
 
-def _ranges_inside(case: Case, spans: Spans) -> list[tuple[str, int]]:
-    """What ranges say of some time: their names, the longest first, ns."""
+_WHOLE_STEP = 0.8
+"""Ranges that last so much of a step, or begin with one, are the step and say nothing of its work."""
+
+
+def _ranges_inside(case: Case, spans: Spans, most: int) -> list[tuple[str, int]]:
+    """What ranges shorter than `most` say of some time: their names, the longest first, ns."""
     found: dict[str, int] = {}
     within = intervals.union(*spans)
     for recording in case.job.recordings:
         ranges, strings = recording.timeline["ranges"], recording.timeline.strings
         rows = np.flatnonzero(known(ranges["start"]) & known(ranges["end"]))
         rows = rows[intervals.touching(ranges["start"][rows], ranges["end"][rows], within)]
-        rows = rows[ranges["name"][rows] >= 0]
+        short = ranges["end"][rows] - ranges["start"][rows] < _WHOLE_STEP * most
+        whole = np.isin(ranges["start"][rows], recording.steps.start)
+        rows = rows[(ranges["name"][rows] >= 0) & short & ~whole]
         inner = intervals.innermost_wins(ranges["start"][rows], ranges["end"][rows])
         pieces = inner.relabel(ranges["name"][rows])
         for code in np.unique(pieces.label).tolist():

@@ -128,7 +128,7 @@ def _evidence(rule: Rule, hint: Hint, case: Case) -> Iterator[tuple[str, Any]]:
     yield "population", hint.charge.population or "the whole trace"
     limits = case.limits(rule.id)
     if limits:
-        yield "thresholds", ", ".join(f"{name} {value:g}" for name, value in limits.items())
+        yield "thresholds", dict(limits)
     if hint.explained_by:
         yield "explained_by", ", ".join(hint.explained_by)
     yield "disproved_by", rule.disproof

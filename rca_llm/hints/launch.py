@@ -36,7 +36,7 @@ LAUNCHING = ("scheduling.launch", "scheduling.host", "scheduling.other")
 def launch_bound(case: Case) -> Hint | None:
     """The device waits for the host, which launches kernels one by one.
 
-    Symptom, in steady steps or, without steps, in the window: idle for `gap_share`, at least
+    Symptom: in steady steps (without steps, while there is work) idle for `gap_share`, at least
     `launches` launches a step, a median gap between `gap_low_ns` and `gap_high_ns`, the launching
     thread busy for `on_cpu` of it and in no synchronisation, and kernels not from graphs. Source:
     threads C32, C33, C77, B41. Disproof: launches queued ahead.
