@@ -67,7 +67,7 @@ def steps(summary: Summary, origin: int) -> dict[str, Any] | None:
     rows = sorted(summary["steps"], key=lambda step: step["start_ns"])
     if not rows:
         return None
-    groups = np.array_split(np.arange(len(rows)), min(len(rows), MOST_POINTS))
+    groups = np.array_split(np.arange(len(rows)), min(len(rows), MOST_POINTS // 2))
     merged = [[rows[i] for i in group.tolist()] for group in groups]
     return {
         "count": len(rows),

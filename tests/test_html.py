@@ -165,7 +165,7 @@ def test_hostile_names_are_text() -> None:
     text = html.render(report)
     elements = Elements(text).found
     assert "img" not in [tag for tag, _ in elements]
-    assert sum(tag == "script" for tag, _ in elements) == len(html.SCRIPTS) + 2
+    assert sum(tag == "script" for tag, _ in elements) == len(html.SCRIPTS) + 3
     assert "\u202e" not in text.replace(html._template("report.html.j2"), "")
 
 
@@ -183,6 +183,9 @@ def test_the_page_of_a_large_trace_stays_small() -> None:
 def test_a_chromium_draws_it_without_errors_or_requests(browser: Browser, page: Path) -> None:
     with opened(browser, page) as (tab, seen):
         assert tab.locator("#timeline-plot .bars path").count() > 50
+        for plot in ("latency", "curve", "cohorts", "steps"):
+            tab.locator(f"#{plot}-plot").scroll_into_view_if_needed()
+            tab.wait_for_selector(f"#{plot}-plot .plot-container path", state="attached")
         assert tab.locator("#latency-plot .bars path").count() > 0
         assert seen.errors == []
         assert seen.requests == [page.as_uri()]
@@ -300,3 +303,14 @@ def test_the_page_fits_its_window(
         assert shot.stat().st_size > 20_000
         if artefacts:
             shutil.copy(shot, artefacts)
+
+
+def test_tables_work_before_plots_do(browser: Browser, page: Path, tmp_path: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    without = tmp_path / "page.html"
+    without.write_text(text[: text.index("* plotly.js")] + "*/</script></body></html>", "utf-8")
+    tab = browser.new_page()
+    tab.goto(without.as_uri())
+    assert tab.locator("[data-grid=requests] tbody tr").count() == 6
+    tab.click("[data-grid=requests] tbody button >> nth=0")
+    tab.close()

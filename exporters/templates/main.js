@@ -1,14 +1,17 @@
 "use strict";
-// Starts the page: tables at once, plots as they come into view, all again when the theme changes.
+// Starts the page: tables before plotly has even been read, plots as they come into view, all of
+// them for print, and again when the theme changes.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 let timeline = null;
+const PLOTS = ["latency-plot", "curve-plot", "cohorts-plot", "steps-plot", "collectives-plot"];
+const drawn = new Set();
 function drawPlot(name) {
-  const grid = (id) => DATA.grids.find((found) => found.id === id);
   const draw = {
     "latency-plot": () => drawLatency(DATA.latency), "curve-plot": () => drawCurve(DATA.latency),
     "cohorts-plot": () => drawCohorts(DATA.cohorts, DATA.words), "steps-plot": () => drawSteps(DATA.steps),
-    "collectives-plot": () => drawCollectives(grid("collectives")),
+    "collectives-plot": () => drawCollectives(),
   }[name];
+  drawn.add(name);
   if (draw && document.getElementById(name)) draw();
 }
 function startTimeline() {
@@ -27,16 +30,26 @@ function cohortsTable() {
   const head = element("tr", {}, element("th", { scope: "col" }, "part"), element("th", { scope: "col", class: "num" }, `slow (${counts[0]})`), element("th", { scope: "col", class: "num" }, `fast (${counts[1]})`));
   place.append(element("details", { class: "in-view" }, element("summary", {}, "As a table"), element("div", { class: "scroll" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)))));
 }
-function start() {
+function startTables() {
   startTips();
   for (const place of document.querySelectorAll("[data-grid]")) {
-    new Grid(place, DATA.grids.find((grid) => grid.id === place.dataset.grid), (name) => timeline.openRequest(name));
+    new Grid(place, DATA.grids.find((grid) => grid.id === place.dataset.grid), (name) => timeline && timeline.openRequest(name));
   }
   cohortsTable();
+}
+function startPlots() {
   startTimeline();
-  const plots = ["latency-plot", "curve-plot", "cohorts-plot", "steps-plot", "collectives-plot"];
-  plots.forEach(drawPlot);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { plots.forEach(drawPlot); timeline.draw(); });
+  const observer = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (isIntersecting) { observer.unobserve(target); drawPlot(target.id); }
+    }
+  }, { rootMargin: "600px" });
+  PLOTS.map((name) => document.getElementById(name)).filter(Boolean).forEach((place) => {
+    place.style.minHeight = `${heightOf(place.id)}px`;
+    observer.observe(place);
+  });
+  addEventListener("beforeprint", () => PLOTS.filter((name) => !drawn.has(name)).forEach(drawPlot));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { [...drawn].forEach(drawPlot); timeline.draw(); });
   document.documentElement.dataset.ready = "yes";
 }
-start();
+startTables();

@@ -53,12 +53,22 @@ function drawCohorts(data, words) {
     hovertext: data[key].map((ns, at) => `${names[at]}<br>${label}: ${format(ns, "ns")}`), hoverinfo: "text",
   });
   Plotly.react("cohorts-plot", [side("fast", "fast", "unknown"), side("slow", "slow", "accent")], layout({
-    height: 80 + names.length * 34, showlegend: true, legend: { orientation: "h", y: 1.01, yanchor: "bottom" }, xaxis: { title: { text: unit.name } },
+    height: heightOf("cohorts-plot"), showlegend: true, legend: { orientation: "h", y: 1.01, yanchor: "bottom" }, xaxis: { title: { text: unit.name } },
     yaxis: { autorange: "reversed", showgrid: false },
   }), CONFIG);
 }
+function tokenRows(data) {
+  return [["prefill", "prefill tokens"], ["decode", "decode tokens"]].filter(([kind]) => data[kind].some((n) => n));
+}
+// How tall a plot will be, known before it is drawn: what stands below it must not move then.
+function heightOf(name) {
+  if (name === "cohorts-plot") return 80 + 34 * DATA.cohorts.parts.length;
+  if (name === "steps-plot") return 175 + 105 * tokenRows(DATA.steps).length;
+  if (name === "collectives-plot") return collectiveSums().size ? 90 + 30 * collectiveSums().size : 0;
+  return 260;
+}
 function drawSteps(data) {
-  const rows = [["prefill", "prefill tokens"], ["decode", "decode tokens"]].filter(([kind]) => data[kind].some((n) => n));
+  const rows = tokenRows(data);
   rows.push(["length", data.merged ? "longest step" : "step length"]);
   const time = unitFor(Math.max(...data.start, 1)), unit = unitFor(Math.max(...data.longest));
   const axes = {}, height = 1 / rows.length;
@@ -70,11 +80,13 @@ function drawSteps(data) {
       hovertext: data.ids.map((id, row) => `step ${plain(id)}${data.merged ? " and following" : ""}<br>${format(data.prefill[row], "count")} prefill, ${format(data.decode[row], "count")} decode tokens<br>${format(data.longest[row], "ns")}`), hoverinfo: "text" };
   });
   Plotly.react("steps-plot", traces, { ...layout({
-    height: 70 + 105 * rows.length, barmode: "overlay", showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
+    height: heightOf("steps-plot"), barmode: "overlay", showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
     xaxis: { title: { text: `time since the start, ${time.name}` }, anchor: `y${rows.length > 1 ? rows.length : ""}`, rangemode: "tozero" },
   }), ...axes }, CONFIG);
 }
-function drawCollectives(grid) {
+// Longest wait and transfer of every operation, ns; empty where neither was recorded.
+function collectiveSums() {
+  const grid = DATA.grids.find((found) => found.id === "collectives");
   const at = (head) => grid.columns.findIndex((column) => column.head === head);
   const [op, wait, transfer] = [at("operation"), at("longest wait"), at("transfer")];
   const groups = new Map();
@@ -82,14 +94,18 @@ function drawCollectives(grid) {
     const sums = groups.get(row[op]) || [0, 0];
     groups.set(row[op], [sums[0] + (row[wait] || 0), sums[1] + (row[transfer] || 0)]);
   }
+  return [...groups.values()].some(([a, b]) => a + b) ? groups : new Map();
+}
+function drawCollectives() {
+  const groups = collectiveSums();
+  if (!groups.size) return;
   const names = [...groups.keys()].map((name) => plain(name === null ? "unknown" : name));
   const sums = [...groups.values()];
-  if (!sums.some(([a, b]) => a + b)) return;
   const unit = unitFor(Math.max(...sums.map(([a, b]) => a + b)));
   const hatched = { shape: "/", fillmode: "replace", fgcolor: colour("communication"), bgcolor: colour("paper"), size: 6, solidity: 0.4 };
   const side = (index, label, pattern) => ({ type: "bar", orientation: "h", name: label, y: names, x: sums.map((pair) => pair[index] / unit.factor), marker: { color: colour("communication"), pattern },
     hovertext: sums.map((pair, row) => `${names[row]}<br>${label}: ${format(pair[index], "ns")}`), hoverinfo: "text" });
   Plotly.react("collectives-plot", [side(0, "longest wait", hatched), side(1, "transfer", {})], layout({
-    height: 90 + names.length * 30, barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1.01, yanchor: "bottom" }, xaxis: { title: { text: unit.name } }, yaxis: { autorange: "reversed", showgrid: false },
+    height: heightOf("collectives-plot"), barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1.01, yanchor: "bottom" }, xaxis: { title: { text: unit.name } }, yaxis: { autorange: "reversed", showgrid: false },
   }), CONFIG);
 }
