@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -73,7 +74,7 @@ class Life:
     shared_ns: int
     interference: list[Interference]
 
-    @property
+    @cached_property
     def totals(self) -> Ints:
         """The time of every part, ns."""
         return self.pieces.sums(len(PARTS))

@@ -21,7 +21,6 @@ from rca_llm.hints.model import Charge
 from rca_llm.hints.thresholds import Thresholds
 from rca_llm.hints.wording import plural
 from rca_llm.intervals import Pieces
-from rca_llm.summary.windows import step_totals
 from rca_llm.table import UNKNOWN, Ints, Mask, Table, known
 
 Spans = tuple[Ints, Ints]
@@ -122,23 +121,36 @@ class Case:
         rows = np.flatnonzero(among(ranges["kind"], wanted) & known(ranges["start"]))
         return ranges.take(rows).sorted_by("start")
 
-    @cached_property
-    def _step_parts(self) -> list[Ints]:
-        return [step_totals(member) for member in self.job.ranks]
+    def in_steps(self, number: int, parts: Sequence[str]) -> Ints:
+        """The time of some parts in every step of a rank (an index), ns."""
+        recording, partition = self.job.ranks[number]
+        rows = partition.steps
+        start, end = recording.steps.start[rows], partition.step_end[rows]
+        return self.in_windows(number, parts, (start, end))
 
-    def step_parts(self, number: int) -> Ints:
-        """The time of every part in every step of a rank (an index), ns: (steps, parts)."""
-        return self._step_parts[number]
+    def in_windows(self, number: int, parts: Sequence[str], windows: Spans) -> Ints:
+        """The time of some parts of a rank (an index) in each of some windows, ns."""
+        pieces = self.job.ranks[number][1].segments.pieces
+        rows = np.flatnonzero(among(pieces.label, codes(parts).tolist()))
+        mine = Pieces(pieces.start[rows], pieces.end[rows], np.zeros(len(rows), np.int64))
+        return intervals.sums_in(mine, *windows, 1)[:, 0]
+
+    @cached_property
+    def _steady(self) -> list[Ints]:
+        jit = ("scheduling.jit", "scheduling.graph_capture")
+        found: list[Ints] = []
+        for number in range(len(self.job.ranks)):
+            compiling = self.in_steps(number, jit) > 0
+            places = np.flatnonzero(~compiling)
+            found.append(places[places >= WARM_UP] if len(compiling) > 2 * WARM_UP else places)
+        return found
 
     def steady(self, number: int) -> Ints:
         """Places among a rank's steps (an index) that are neither warm-up nor compile.
 
         A run too short to have a steady state is judged whole.
         """
-        parts = self.step_parts(number)
-        jit = parts[:, codes(["scheduling.jit", "scheduling.graph_capture"])].sum(axis=1) > 0
-        places = np.flatnonzero(~jit)
-        return places[places >= WARM_UP] if len(parts) > 2 * WARM_UP else places
+        return self._steady[number]
 
     def of_steps(self, parts: Sequence[str], spans: Spans | None = None) -> Loss:
         """The time of some parts within steady steps, against that of the steps, of the worst rank.
@@ -273,8 +285,13 @@ def _charged(
 def _engine_of_steps(recording: Recording) -> str | None:
     """The engine whose way of naming steps a recording shows."""
     ranges, strings = recording.timeline["ranges"], recording.timeline.strings
-    used = [strings[int(code)] for code in np.unique(ranges["name"]) if code >= 0]
-    return next((name for name, p in _STEP_STYLES if any(map(p.match, used))), None)
+    names = [strings[code] for code in used(ranges["name"])]
+    return next((name for name, p in _STEP_STYLES if any(map(p.match, names))), None)
+
+
+def used(column: Array) -> list[int]:
+    """The text codes that occur in a column, ascending."""
+    return np.flatnonzero(np.bincount(column[column >= 0])).tolist()
 
 
 def rank_rows(member: Member, table: Table) -> Mask:

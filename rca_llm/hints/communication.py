@@ -485,8 +485,8 @@ def uneven_experts(case: Case) -> Hint | None:
     equal expert time.
     """
     limits = case.limits("R31")
-    times = _expert_time(case)
-    if len(case.job.ranks) < 2 or not len(times):
+    times = _expert_time(case) if len(case.job.ranks) > 1 else np.zeros((0, 0), np.int64)
+    if not len(times):
         return None
     mean, top = times.mean(axis=1), times.max(axis=1)
     uneven = top >= limits["ratio"] * mean
@@ -520,11 +520,12 @@ def uneven_experts(case: Case) -> Hint | None:
 
 def _expert_time(case: Case) -> Ints:
     """The time of expert kernels by step and rank, ns, in steps that every rank made."""
-    column, by_rank = CODE["compute.moe"], []
+    by_rank: list[dict[int, int]] = []
     for number, (recording, partition) in enumerate(case.job.ranks):
         ids = recording.steps.id[partition.steps].tolist()
-        by_rank.append(dict(zip(ids, case.step_parts(number)[:, column].tolist(), strict=True)))
+        times = case.in_steps(number, ("compute.moe",)).tolist()
+        by_rank.append(dict(zip(ids, times, strict=True)))
     common = set(by_rank[0]).intersection(*by_rank[1:]) if by_rank else set()
     rows = [[row[id] for row in by_rank] for id in sorted(common)]
-    times = np.array([row for row in rows if any(row)], np.int64)
-    return times if times.ndim == 2 else np.zeros((0, 0), np.int64)
+    found = np.array([row for row in rows if any(row)], np.int64)
+    return found if found.ndim == 2 else np.zeros((0, 0), np.int64)

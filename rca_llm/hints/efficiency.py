@@ -14,7 +14,7 @@ from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import CODE, PARTS
 from rca_llm.hints import records
-from rca_llm.hints.case import Case, Spans, rank_rows
+from rca_llm.hints.case import Case, Spans, rank_rows, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.shapes import Shape, heavy_shapes
 from rca_llm.hints.wording import name, percent, plural, time
@@ -184,9 +184,9 @@ def _unfused(member: Member) -> tuple[int, int, Spans, Spans] | None:
     recording, _ = member
     gpu, strings = recording.timeline["gpu"], recording.timeline.strings
     rows = np.flatnonzero((gpu["kind"] == KERNEL) & rank_rows(member, gpu) & known(gpu["start"]))
-    used = [int(code) for code in np.unique(gpu["name"][rows]) if code >= 0]
-    soft = [code for code in used if _SOFTMAX.search(strings[code])]
-    if not soft or any(_FUSED.search(strings[code]) for code in used if code not in soft):
+    names = used(gpu["name"][rows])
+    soft = [code for code in names if _SOFTMAX.search(strings[code])]
+    if not soft or any(_FUSED.search(strings[code]) for code in names if code not in soft):
         return None
     windows = _prefill(member)
     rows = rows[intervals.touching(gpu["start"][rows], gpu["end"][rows], windows)]

@@ -15,7 +15,7 @@ from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.hints import records
-from rca_llm.hints.case import Case, rank_rows
+from rca_llm.hints.case import Case, rank_rows, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.wording import percent, plural, time
 from rca_llm.intervals import Pieces
@@ -161,8 +161,8 @@ def _bare_launches(member: Member) -> tuple[int, int]:
 def _host_functions(recording: Recording) -> Mask:
     """Launches of functions that run on the host."""
     api, strings = recording.timeline["api"], recording.timeline.strings
-    used = [int(code) for code in np.unique(api["name"]) if code >= 0]
-    wanted = [code for code in used if "HostFunc" in strings[code]]
+    names = used(api["name"])
+    wanted = [code for code in names if "HostFunc" in strings[code]]
     return among(api["name"], wanted)
 
 
@@ -170,9 +170,9 @@ def _capturing(recording: Recording) -> Mask:
     """Calls made while a stream of their process was being captured: these run nothing."""
     api, strings = recording.timeline["api"], recording.timeline.strings
     found = np.zeros(len(api), bool)
-    used = [int(code) for code in np.unique(api["name"]) if code >= 0]
-    begins = [code for code in used if operation(strings[code]).startswith("StreamBeginCapture")]
-    ends = [code for code in used if operation(strings[code]).startswith("StreamEndCapture")]
+    names = used(api["name"])
+    begins = [code for code in names if operation(strings[code]).startswith("StreamBeginCapture")]
+    ends = [code for code in names if operation(strings[code]).startswith("StreamEndCapture")]
     if not begins or not ends:
         return found
     for process in np.unique(api["process"]).tolist():

@@ -11,9 +11,8 @@ from rca_llm.attribute.codes import ALLOC, COPY_SYNC, SYNC
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
-from rca_llm.attribute.parts import codes
 from rca_llm.hints import records
-from rca_llm.hints.case import Case, Loss, Spans, rank_rows
+from rca_llm.hints.case import Case, Loss, Spans, rank_rows, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.records import Span
 from rca_llm.hints.wording import name, percent, plural, time
@@ -244,10 +243,8 @@ def _between_steps(case: Case, number: int) -> _Between:
     begin, end = last[rows[:-1]], first[rows[1:]]
     follows = (end > begin) & (np.diff(rows) == 1)
     begin, end = begin[follows], end[follows]
-    pieces = partition.segments.pieces
-    sums = intervals.sums_in(pieces, begin, end, len(case.sums))
-    told = int(sums[:, codes(["scheduling.host"])].sum())
-    other = int(sums[:, codes(["scheduling.other"])].sum())
+    told = int(case.in_windows(number, ("scheduling.host",), (begin, end)).sum())
+    other = int(case.in_windows(number, ("scheduling.other",), (begin, end)).sum())
     period = int((first[rows[1:]] - first[rows[:-1]])[follows].sum())
     return _Between(told + other, told, period, int(follows.sum()), (begin, end))
 
@@ -619,8 +616,8 @@ def _allocation_times(case: Case, member: Member) -> Spans:
     """The allocating calls and spans of a rank; stream-ordered allocations are cheap and left out."""
     recording, partition = member
     api, strings = recording.timeline["api"], recording.timeline.strings
-    used = [int(code) for code in np.unique(api["name"]) if code >= 0]
-    ordered = [code for code in used if "Async" in strings[code]]
+    names = used(api["name"])
+    ordered = [code for code in names if "Async" in strings[code]]
     rows = (recording.calls == ALLOC) & rank_rows(member, api) & ~among(api["name"], ordered)
     spans = case.spans(recording, "alloc")
     own = among(spans["process"], [*partition.rank.processes])

@@ -42,11 +42,10 @@ def launch_bound(case: Case) -> Hint | None:
     threads C32, C33, C77, B41. Disproof: launches queued ahead.
     """
     limits = case.limits("R03")
-    found = [_gaps(case, number) for number in range(len(case.job.ranks))]
+    judged = [n for n in range(len(case.job.ranks)) if _enough(case, n, limits["launches"])]
+    found = [_gaps(case, number) for number in judged]
     best = max(found, key=lambda one: one.loss.ns, default=None)
-    if best is None or best.loss.share < limits["gap_share"] or best.graphs:
-        return None
-    if best.launches < limits["launches"] or best.busy < limits["on_cpu"]:
+    if best is None or best.loss.share < limits["gap_share"] or best.busy < limits["on_cpu"]:
         return None
     if best.median is None or not limits["gap_low_ns"] <= best.median <= limits["gap_high_ns"]:
         return None
@@ -74,8 +73,7 @@ class _Gaps:
 
     `launches` is the median a step; `busy` the fraction of the idle time in which the launching
     thread is on the CPU or, where its states are not known, in nothing that would explain the gap;
-    `told` the fraction in which records show it at work; `graphs` says whether graphs launched much
-    of the work.
+    `told` the fraction in which records show it at work.
     """
 
     loss: Loss
@@ -84,7 +82,12 @@ class _Gaps:
     median: float | None
     busy: float
     told: float
-    graphs: bool
+
+
+def _enough(case: Case, number: int, least: float) -> bool:
+    """Whether a rank makes many launches a step, and hardly any work comes from graphs."""
+    launches, graphs = _launches(case, number)
+    return bool(len(launches)) and float(np.median(launches)) >= least and not graphs
 
 
 def _gaps(case: Case, number: int) -> _Gaps:
@@ -97,7 +100,7 @@ def _gaps(case: Case, number: int) -> _Gaps:
     on_cpu = _with_states(member, gaps)
     told = on_cpu if on_cpu is not None else _part_share(idle, LAUNCHING[:2])
     everywhere = _idle(member, _windows(member, np.arange(len(member[1].steps))))
-    launches, graphs = _launches(case, number)
+    launches, _ = _launches(case, number)
     return _Gaps(
         Loss(lost, int((windows[1] - windows[0]).sum()), len(steady)),
         (everywhere.start, everywhere.end),
@@ -105,7 +108,6 @@ def _gaps(case: Case, number: int) -> _Gaps:
         records.median(gaps[1] - gaps[0]),
         on_cpu if on_cpu is not None else _part_share(idle, LAUNCHING),
         told,
-        graphs,
     )
 
 
@@ -342,21 +344,29 @@ def _first_launches(case: Case, limits: Mapping[str, float]) -> tuple[Spans, int
     """First launches of kernels that take far longer than the later ones: times and count."""
     found: list[Spans] = []
     for recording in case.job.recordings:
-        gpu, api, linked = recording.timeline["gpu"], recording.timeline["api"], recording.links
-        rows = np.flatnonzero((gpu["kind"] == KERNEL) & (linked.api_row >= 0))
-        rows = rows[recording.calls[linked.api_row[rows]] == LAUNCH]
-        call, names = linked.api_row[rows], gpu["name"][rows]
-        lasting = (api["end"] - api["start"])[call]
-        slow = np.flatnonzero(lasting >= limits["span_ns"])
-        for place in slow.tolist():
-            mine = np.flatnonzero(names == names[place])
-            later = lasting[mine[1:]]
-            ratio = limits["first_ratio"] * float(np.median(later)) if len(later) else 0.0
-            span = call[place : place + 1]
-            warm = api["start"][call[place]] >= case.warm_since
-            if warm and mine[0] == place and len(later) and lasting[place] >= ratio:
-                found.append((api["start"][span], api["end"][span]))
+        api, called = recording.timeline["api"], recording.links.api_row
+        lasting = api["end"] - api["start"]
+        slow = (recording.calls == LAUNCH) & (lasting >= limits["span_ns"])
+        slow &= api["start"] >= case.warm_since
+        for call in np.flatnonzero(slow).tolist():
+            if _is_slow_first(recording, call, lasting[called], limits["first_ratio"]):
+                found.append((api["start"][[call]], api["end"][[call]]))
     return records.joined(found), len(found)
+
+
+def _is_slow_first(recording: Recording, call: int, lasting: Ints, ratio: float) -> bool:
+    """Whether a call is its kernel's first launch, and takes `ratio` times the later ones' median.
+
+    `lasting` is the duration of the call of every `gpu` row.
+    """
+    gpu, called = recording.timeline["gpu"], recording.links.api_row
+    own = np.flatnonzero((called == call) & (gpu["kind"] == KERNEL))
+    if not len(own):
+        return False
+    same = np.flatnonzero((gpu["name"] == gpu["name"][own[0]]) & (called >= 0))
+    later = lasting[same[called[same] != call]]
+    first = called[same[0]] == call
+    return bool(first and len(later)) and lasting[own[0]] >= ratio * float(np.median(later))
 
 
 def _first_shape(case: Case, charge: Charge) -> str | None:

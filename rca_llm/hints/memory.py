@@ -10,7 +10,7 @@ import numpy as np
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.hints import records
-from rca_llm.hints.case import Case, Spans
+from rca_llm.hints.case import Case, Spans, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.wording import name, percent, plural, size, time
 from rca_llm.table import UNKNOWN, Ints, known
@@ -213,8 +213,8 @@ def _log_spans(case: Case) -> tuple[Spans, list[str]]:
     for recording in case.job.recordings:
         ranges, strings = recording.timeline["ranges"], recording.timeline.strings
         log, file = strings.find("log"), strings.find("file")
-        used = [int(code) for code in np.unique(ranges["path"]) if code >= 0]
-        logs = [code for code in used if _is_log(strings[code])]
+        names = used(ranges["path"])
+        logs = [code for code in names if _is_log(strings[code])]
         rows = np.flatnonzero(
             ((ranges["kind"] == log) & (log >= 0))
             | ((ranges["kind"] == file) & (file >= 0) & among(ranges["path"], logs))

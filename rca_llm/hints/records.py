@@ -14,7 +14,7 @@ from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.requests import Life
-from rca_llm.hints.case import Case, Spans, over
+from rca_llm.hints.case import Case, Spans, over, used
 from rca_llm.hints.model import Charge
 from rca_llm.table import UNKNOWN, Array, Ints, Mask, Table, known
 
@@ -90,8 +90,8 @@ def spans_named(case: Case, pattern: re.Pattern[str]) -> Spans:
 def named_rows(recording: Recording, table: Table, pattern: re.Pattern[str]) -> Ints:
     """The rows of a table whose name a pattern finds, and that have a time."""
     strings = recording.timeline.strings
-    used = [int(code) for code in np.unique(table["name"]) if code >= 0]
-    wanted = [code for code in used if pattern.search(strings[code])]
+    names = used(table["name"])
+    wanted = [code for code in names if pattern.search(strings[code])]
     hit = np.isin(table["name"], wanted)
     return np.flatnonzero(hit & known(table["start"]) & known(table["end"]))
 

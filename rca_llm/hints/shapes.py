@@ -13,7 +13,7 @@ from rca_llm.attribute.parts import PARTS
 from rca_llm.hardware import Waves, blocks_per_sm, occupancy, waves
 from rca_llm.hints.case import Case, Loss, Spans, rank_rows
 from rca_llm.summary.device import SHAPE, device_of
-from rca_llm.table import Ints, known
+from rca_llm.table import Ints, Table, known
 from rca_llm.trace import KERNEL
 
 MOST_SHAPES = 64
@@ -89,13 +89,25 @@ def _shapes(member: Member) -> list[tuple[Shape, int]]:
     rows = np.flatnonzero((gpu["kind"] == KERNEL) & rank_rows(member, gpu) & known(gpu["start"]))
     if not len(rows):
         return []
-    number = np.zeros(len(rows), np.int64)
-    for column in ("name", "device", *SHAPE):
-        _, code = np.unique(gpu[column][rows], return_inverse=True)
-        _, number = np.unique(number * (int(code.max()) + 1) + code, return_inverse=True)
+    number = _numbered(gpu.take(rows))
     totals = intervals.sum_by(number, (gpu["end"] - gpu["start"])[rows], int(number.max()) + 1)
     order = np.argsort(-totals, kind="stable")[:MOST_SHAPES]
     return [(_shape(member, rows[number == one]), int(totals[one])) for one in order.tolist()]
+
+
+def _numbered(kernels: Table) -> Ints:
+    """A number for every different name, device and launch shape."""
+    number = np.zeros(len(kernels), np.int64)
+    for column in ("name", "device", *SHAPE):
+        code = kernels[column].astype(np.int64) + 1
+        number = number * (int(code.max()) + 1) + code
+        if int(number.max()) > _MOST:
+            number = np.unique(number, return_inverse=True)[1].astype(np.int64)
+    return np.unique(number, return_inverse=True)[1].astype(np.int64)
+
+
+_MOST = 1 << 30
+"""Numbers beyond this are made dense, so that the next factor cannot overflow."""
 
 
 def _shape(member: Member, rows: Ints) -> Shape:
