@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from rca_llm.summary.findings import all_findings
 from rca_llm.summary.ranges import marked, range_rows
 from rca_llm.table import UNKNOWN, Ints
 from rca_llm.trace import KERNEL, MEMCPY, MEMSET, Timeline, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = "rca-llm/summary/1"
 
@@ -64,6 +67,18 @@ class Report:
     trace: Trace
     segments: list[RankSegments] = field(default_factory=list[RankSegments])
     request_segments: dict[str, RequestSegments] = field(default_factory=dict[str, RequestSegments])
+
+    def frames(self) -> dict[str, pd.DataFrame]:
+        """Every list of the summary as a pandas frame, by name; nested values as `shares.io`."""
+        from rca_llm.exporters import notebook
+
+        return notebook.frames(self.summary)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from rca_llm.exporters import notebook
+
+        return notebook.fragment(self.summary)
 
 
 def build(trace: Trace) -> Report:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv as reader
+import json
 import math
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -150,3 +152,30 @@ def test_every_format_has_an_exporter_and_is_documented(name: str) -> None:
 def test_an_unknown_format_is_one_line() -> None:
     with pytest.raises(RcaError, match="no such format; there are perfetto"):
         exporter("pdf")
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(report: Report) -> None:
+    dashboard = json.loads((Path(prometheus.__file__).parent / "grafana/rca-llm.json").read_text())
+    written = {family.name for family in prometheus.families(report.summary)}
+    asked = set(re.findall(r"rca_llm_\w+", json.dumps(dashboard)))
+    assert asked <= written
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    assert all(panel["description"] for panel in dashboard["panels"])
+
+
+def test_promql_of_the_dashboard_is_valid(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool on PATH (Debian: apt-get install prometheus)")
+    dashboard = json.loads((Path(prometheus.__file__).parent / "grafana/rca-llm.json").read_text())
+    rules = [
+        {"record": f"panel:{panel['id']}:{number}", "expr": target["expr"]}
+        for panel in dashboard["panels"]
+        for number, target in enumerate(panel["targets"])
+    ]
+    target = tmp_path / "rules.json"  # JSON is YAML
+    target.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = subprocess.run(
+        [promtool, "check", "rules", str(target)], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
