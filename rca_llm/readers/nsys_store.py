@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from rca_llm.readers.sqlite_cells import Interning
 from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Mask, Strings, known
 
 OLD_TABLES = {"META_DATA_EXPORT": "EXPORT_META_DATA"}
@@ -92,10 +93,13 @@ class Export:
     strings: Strings = field(default_factory=Strings)
     base: int = 0
     bad_texts: int = 0
+    intern: Interning = field(init=False)
+    """Gives the code of a text as the export stores it."""
     _names: dict[str, str] = field(init=False)
     _texts: dict[int, bytes] = field(default_factory=dict[int, bytes])
 
     def __post_init__(self) -> None:
+        self.intern = Interning(lambda text: self.strings.code(self.decoded(text)))
         self._names = {name.lower(): name for name in self.tables.names()}
 
     def __contains__(self, table: str) -> bool:
@@ -156,10 +160,6 @@ class Export:
             for id in distinct.tolist()
         ]
         return np.array(codes, np.int32)[inverse]
-
-    def intern(self, text: bytes) -> int:
-        """The code of a text as the export stores it."""
-        return self.strings.code(self.decoded(text))
 
     def decoded(self, text: bytes) -> str:
         """A text; undecodable bytes become U+FFFD and are counted."""

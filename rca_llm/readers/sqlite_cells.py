@@ -7,7 +7,7 @@ https://www.sqlite.org/fileformat2.html).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,32 @@ class Field:
 
 
 @dataclass
+class Interning:
+    """Gives texts their codes, and knows those that it has given by the hash of the text."""
+
+    code_of: Callable[[bytes], int]
+    _keys: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    _codes: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+
+    def __call__(self, text: bytes) -> int:
+        """The code of a text."""
+        return self.code_of(text)
+
+    def codes_of(self, keys: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """The codes of texts with these hashes, `NO_TEXT` for those that are new."""
+        if not len(self._keys):
+            return np.full(len(keys), NO_TEXT, np.int32)
+        place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.where(self._keys[place] == keys, self._codes[place], NO_TEXT).astype(np.int32)
+
+    def learn(self, keys: NDArray[np.uint64], codes: NDArray[np.int32]) -> None:
+        """Remember the codes of texts with hashes that were new."""
+        keys, codes = np.append(self._keys, keys), np.append(self._codes, codes)
+        order = np.argsort(keys)
+        self._keys, self._codes = keys[order], codes[order]
+
+
+@dataclass
 class Texts:
     """The texts of a column: where each begins in `data`, and its length in bytes, -1 for NULL."""
 
@@ -89,16 +115,19 @@ class Texts:
     def codes(self, intern: Callable[[bytes], int]) -> NDArray[np.int32]:
         """A code for every text, `NO_TEXT` for NULL.
 
-        `intern` gives it, and is asked once for equal texts, in their order. Texts are told apart
-        by a 64-bit hash.
+        `intern` gives it, and is asked once for equal texts, in their order; an `Interning` is not
+        asked for those of earlier columns either. Texts are told apart by a 64-bit hash.
         """
         codes = np.full(len(self.at), NO_TEXT, np.int32)
         rows = np.flatnonzero(self.length >= 0)
         keys = _hashes(self.data, self.at[rows], self.length[rows])
-        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        distinct = np.empty(len(first), np.int32)
-        distinct[order] = [intern(self.get(row) or b"") for row in rows[first[order]].tolist()]
+        keys, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        seen = intern if isinstance(intern, Interning) else Interning(intern)
+        distinct = seen.codes_of(keys)
+        new = np.flatnonzero(distinct == NO_TEXT)
+        new = new[np.argsort(first[new])]
+        distinct[new] = [intern(self.get(row) or b"") for row in rows[first[new]].tolist()]
+        seen.learn(keys[new], distinct[new])
         codes[rows] = distinct[inverse]
         return codes
 
