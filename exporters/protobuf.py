@@ -13,8 +13,12 @@ _VARINT, _FIXED64, _BYTES = 0, 1, 2
 
 def varint(value: int) -> bytes:
     """An unsigned number, or a negative one as its 64-bit complement."""
-    if 0 <= value < 0x80:
-        return bytes((value,))
+    if 0 <= value < len(_SHORT):
+        return _SHORT[value]
+    return _long(value)
+
+
+def _long(value: int) -> bytes:
     value &= 0xFFFF_FFFF_FFFF_FFFF
     out = bytearray()
     while value >= 0x80:
@@ -22,6 +26,10 @@ def varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+_SHORT = [bytes((n,)) if n < 0x80 else bytes((n & 0x7F | 0x80, n >> 7)) for n in range(1 << 12)]
+"""The short numbers, tags and lengths among them: most of what is written."""
 
 
 def number(field: int, value: int) -> bytes:
