@@ -134,9 +134,7 @@ def test_whatever_was_recorded_the_order_of_hints_holds(data: st.DataObject) -> 
         scene.api(data.draw(CALLS), start, start + length)
     for i in range(data.draw(st.integers(0, 8))):
         start = data.draw(TIMES)
-        scene.step(
-            i, start, start + 5 * MS, **{"a": data.draw(st.sampled_from(["prefill", "decode"]))}
-        )
+        scene.step(i, start, start + 5 * MS, a=data.draw(st.sampled_from(["prefill", "decode"])))
     for id in ("a", "b"):
         if data.draw(st.booleans()):
             arrival = data.draw(TIMES)

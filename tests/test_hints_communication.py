@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenes import GEMM, MS, S, US, Scene, hint, ids, job
+from tests.scenes import GEMM, MS, US, Scene, hint, ids, job
 
 PERIOD = 10 * MS
 Late = Callable[[int, int], int]

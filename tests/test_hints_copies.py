@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scenes import GEMM, GIB, MS, S, US, Scene, hint, ids, spread
+from tests.scenes import GEMM, GIB, MS, US, S, Scene, hint, ids, spread
 
 H2D, D2H = 0, 1
 PAGEABLE, PINNED, DEVICE = 0, 1, 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scenes import GEMM, MS, S, US, Scene, hint, ids
+from tests.scenes import GEMM, MS, US, S, Scene, hint, ids
 
 PERIOD = 10 * MS
 ELEMENTWISE = "vectorized_elementwise_kernel"

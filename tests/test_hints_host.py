@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scenes import MS, S, US, Scene, hint, ids, spread
+from tests.scenes import MS, US, S, Scene, hint, ids, spread
 from tests.timelines import THREAD
 
 STEPS = range(1, 20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scenes import GEMM, MS, S, US, Scene, hint, ids
+from tests.scenes import GEMM, MS, US, S, Scene, hint, ids
 from tests.timelines import THREAD
 
 PERIOD = 10 * MS

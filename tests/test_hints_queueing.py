@@ -9,7 +9,7 @@ from rca_llm.attribute import job as jobs
 from rca_llm.attribute import requests as lives_of
 from rca_llm.attribute.view import engine_view
 from rca_llm.hints.thresholds import load
-from tests.scenes import GEMM, MS, S, US, Scene, hint, ids
+from tests.scenes import GEMM, MS, US, S, Scene, hint, ids
 
 PERIOD = 10 * MS
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from rca_llm.attribute.job import Job
 from rca_llm.attribute.requests import Life
-from rca_llm.hints import (  # noqa: F401  (each registers its rules)
+from rca_llm.hints import (
     communication,
     copies,
     efficiency,
@@ -22,7 +23,19 @@ from rca_llm.hints.judge import judge
 from rca_llm.hints.model import RULES
 from rca_llm.hints.thresholds import Thresholds, load
 
-__all__ = ["RULES", "explain"]
+__all__ = ["FAMILIES", "RULES", "explain"]
+
+FAMILIES: tuple[ModuleType, ...] = (
+    gates,
+    queueing,
+    host,
+    launch,
+    communication,
+    copies,
+    memory,
+    efficiency,
+)
+"""The modules of rules; importing one registers its rules."""
 
 
 def explain(

@@ -9,7 +9,7 @@ from rca_llm.hints.thresholds import parse
 
 
 def advice(id: str, engine: str | None, more: str | None = None) -> list[str]:
-    """Sentences that say what to try: the finding's own, the engine's, and what holds everywhere."""
+    """Sentences that say what to try: the finding's own, the engine's, and the general one."""
     rows = table().get(id, {})
     texts = [more, rows.get(engine) if engine else None, rows.get("any")]
     return [text for text in texts if text]

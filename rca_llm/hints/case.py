@@ -21,7 +21,7 @@ from rca_llm.hints.model import Charge
 from rca_llm.hints.thresholds import Thresholds
 from rca_llm.hints.wording import plural
 from rca_llm.intervals import Pieces
-from rca_llm.table import UNKNOWN, Ints, Mask, Table, known
+from rca_llm.table import UNKNOWN, Array, Ints, Mask, Table, known
 
 Spans = tuple[Ints, Ints]
 """Starts and ends of intervals, ns."""
@@ -291,7 +291,7 @@ def _engine_of_steps(recording: Recording) -> str | None:
 
 def used(column: Array) -> list[int]:
     """The text codes that occur in a column, ascending."""
-    return np.flatnonzero(np.bincount(column[column >= 0])).tolist()
+    return [int(code) for code in np.flatnonzero(np.bincount(column[column >= 0]))]
 
 
 def rank_rows(member: Member, table: Table) -> Mask:

@@ -172,7 +172,7 @@ def collective_jitter(case: Case) -> list[Hint]:
     are named only where a report fits version and condition.
     """
     limits = case.limits("R06")
-    found = []
+    found: list[Hint] = []
     for (_, op, bytes_), calls in _buckets(case).items():
         together = [
             one
@@ -302,7 +302,7 @@ def link_contention(case: Case) -> list[Hint]:
     for one in case.job.collectives:
         part = one.parts[0]
         groups[part.comm, part.op, part.bytes].append(one)
-    found = []
+    found: list[Hint] = []
     for (_, op, bytes_), calls in groups.items():
         shared = [one for one in calls if _contended(one, limits["overlap"])]
         alone = [_transfer(one) for one in calls if not _contended(one, 0.0)]
@@ -525,7 +525,7 @@ def _expert_time(case: Case) -> Ints:
         ids = recording.steps.id[partition.steps].tolist()
         times = case.in_steps(number, ("compute.moe",)).tolist()
         by_rank.append(dict(zip(ids, times, strict=True)))
-    common = set(by_rank[0]).intersection(*by_rank[1:]) if by_rank else set()
+    common: set[int] = set(by_rank[0]).intersection(*by_rank[1:]) if by_rank else set()
     rows = [[row[id] for row in by_rank] for id in sorted(common)]
     found = np.array([row for row in rows if any(row)], np.int64)
     return found if found.ndim == 2 else np.zeros((0, 0), np.int64)

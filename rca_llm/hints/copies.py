@@ -30,8 +30,8 @@ class HostCopies:
     """Some copies between host and device, of all recordings.
 
     `call_start` and `call_end` are those of the call that asked for each, the copy's own where
-    that was not recorded; `decode` says which belong to steps that only decode, `inside` and `steady`
-    which to any step and to a steady one, all where there are no steps.
+    that was not recorded; `decode` says which belong to steps that only decode, `inside` and
+    `steady` which to any step and to a steady one, all where there are no steps.
     """
 
     start: Ints
@@ -83,9 +83,10 @@ def host_copies(case: Case) -> HostCopies:
     """The copies between host and device that have a time, ranks one after another."""
     found = [_copies_of(case, number) for number in range(len(case.job.ranks))]
     if not found:
-        nothing, none = np.empty(0, np.int64), np.empty(0, bool)
-        return HostCopies(*[nothing] * 5, *[none] * 5)
-    return HostCopies(*(np.concatenate([getattr(c, name) for c in found]) for name in _FIELDS))
+        columns: dict[str, Array] = dict.fromkeys(_FIELDS, np.empty(0, np.int64))
+        return HostCopies(**columns)
+    columns = {name: np.concatenate([getattr(c, name) for c in found]) for name in _FIELDS}
+    return HostCopies(**columns)
 
 
 def _copies_of(case: Case, number: int) -> HostCopies:
@@ -129,7 +130,7 @@ def _asynchronous(recording: Recording, rows: Ints) -> Mask:
     found = recording.links.api_row[rows]
     if not len(recording.calls):
         return np.zeros(len(rows), bool)
-    return (found >= 0) & (recording.calls[np.maximum(found, 0)] == COPY)
+    return np.asarray((found >= 0) & (recording.calls[np.maximum(found, 0)] == COPY))
 
 
 def _copies(count: int) -> str:
@@ -234,8 +235,8 @@ def pcie_bound(case: Case) -> Hint | None:
     """Steps wait for copies that run near the rate of the PCIe link.
 
     Symptom: copies between host and device, with nothing else running, take `step_share` of the
-    steps at `link_share` of the link's rate. Needs a known device; an idle link's state says nothing.
-    Source: threads C56, C70. Disproof: steps as long with fewer bytes.
+    steps at `link_share` of the link's rate. Needs a known device; the state of an idle link says
+    nothing. Source: threads C56, C70. Disproof: steps as long with fewer bytes.
     """
     limits = case.limits("R32")
     copies = host_copies(case)
@@ -261,7 +262,7 @@ def pcie_bound(case: Case) -> Hint | None:
 
 
 def _pcie(case: Case) -> float | None:
-    """The rate of PCIe in one direction of the devices at hand; None where they are unknown or differ."""
+    """The PCIe rate of the devices at hand, one direction; None where unknown or different."""
     found = {
         peak.pcie_bytes_s if peak else None
         for recording in case.job.recordings

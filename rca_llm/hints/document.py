@@ -15,21 +15,21 @@ _HEAD = """\
 
 <!-- Written by `python -m rca_llm.hints.document > docs/hints.md`; a test compares the two. -->
 
-Gates look at the data first. A failed gate silences the rules that read what it took away, or makes
-them less sure. Then the rules run in this order, so that a later one never claims what an earlier one
-explains: {order}. A hint about the device is left out where an earlier class explains more and
-no hint says so.
+Gates look at the data first. A failed gate silences the rules that read what it took away, or
+makes them less sure. Then the rules run in this order, so that a later one never claims what an
+earlier one explains: {order}. A hint about the device is left out where an earlier class explains
+more and no hint says so.
 
-A hint carries the numbers compared, the thresholds, the population and the window they were computed
-on, and what would disprove it. Confidence is *high* with direct evidence of the cause, *medium* with
-the symptom and the alternatives excluded, *low* with the symptom alone; hints of low confidence say
-"possible". Hints come in the order of `saving_ns`, the latency that the cause is charged with, summed
-over the requests it touched (over the window where there are none); unknown savings come last. A hint
-that another one explains claims no more than that.
+A hint carries the numbers compared, the thresholds, the population and the window they were
+computed on, and what would disprove it. Confidence is *high* with direct evidence of the cause,
+*medium* with the symptom and the alternatives excluded, *low* with the symptom alone; hints of low
+confidence say "possible". Hints come in the order of `saving_ns`, the latency that the cause is
+charged with, summed over the requests it touched (over the window where there are none); unknown
+savings come last. A hint that another one explains claims no more than that.
 
-Shares of steps are taken over steady steps: the first five and those that compile are left out, unless
-there are ten or fewer. Every threshold stands in `rca_llm/hints/thresholds.toml` with its source:
-`brief` is given, `thread` is taken from a public report, `proposal` is not calibrated yet.
+Shares of steps are taken over steady steps: the first five and those that compile are left out,
+unless there are ten or fewer. Every threshold stands in `rca_llm/hints/thresholds.toml` with its
+source: `brief` is given, `thread` is taken from a public report, `proposal` is not calibrated yet.
 
 ## Not judged yet
 

@@ -43,7 +43,7 @@ def low_occupancy(case: Case) -> list[Hint]:
     thread C68. Disproof: bandwidth or tensor cores at the roof.
     """
     limits = case.limits("R27")
-    found = []
+    found: list[Hint] = []
     for shape, loss in heavy_shapes(case, limits["step_share"]):
         if shape.part in BY_DESIGN or not shape.part.startswith("compute."):
             continue
@@ -95,7 +95,7 @@ def tail_wave(case: Case) -> list[Hint]:
     Source: thread C68; proposal. Disproof: another kernel in the empty slots.
     """
     limits = case.limits("R28")
-    found = []
+    found: list[Hint] = []
     for shape, loss in heavy_shapes(case, limits["step_share"]):
         fill = shape.waves
         if fill is None or not shape.part.startswith("compute.") or fill.waves >= limits["waves"]:
@@ -177,9 +177,10 @@ def unfused_attention(case: Case) -> Hint | None:
 
 
 def _unfused(member: Member) -> tuple[int, int, Spans, Spans] | None:
-    """A rank's unfused attention: its time, how often, the kernels between the products, the prefill.
+    """A rank's unfused attention.
 
-    None where a fused kernel runs, or nothing fits.
+    Its time, how often it runs, the kernels between the products, and the prefill. None
+    where a fused kernel runs, or nothing fits.
     """
     recording, _ = member
     gpu, strings = recording.timeline["gpu"], recording.timeline.strings
@@ -269,7 +270,7 @@ def throttled_clock(case: Case) -> list[Hint]:
     Disproof: kernels that keep their speed.
     """
     limits = case.limits("R22")
-    found = []
+    found: list[Hint] = []
     for member, device in _devices(case):
         periods = _low_clock(case, device, limits["clock_share"])
         slower = None if periods is None else _slower(member, device, periods, limits["kernels"])
@@ -370,7 +371,7 @@ def _ratios(member: Member, device: int, periods: _Periods, fewest: float) -> Ar
     slow = _inside(gpu["start"][rows], periods.slow)
     fast = _inside(gpu["start"][rows], periods.fast)
     lasting, names = (gpu["end"] - gpu["start"])[rows], gpu["name"][rows]
-    found = []
+    found: list[float] = []
     for code in np.unique(names).tolist():
         mine = names == code
         one, two = lasting[mine & slow], lasting[mine & fast]
@@ -399,7 +400,7 @@ def hidden_slow_state(case: Case) -> list[Hint]:
     Not called throttling. Source: thread C51. Disproof: a lower clock.
     """
     limits = case.limits("R44")
-    found = []
+    found: list[Hint] = []
     for member, device in _devices(case):
         periods = _low_power(case, device, limits["power_drop"], limits["tolerance"])
         if periods is None:
@@ -531,7 +532,7 @@ def shared_device(case: Case) -> list[Hint]:
     `gap_ns`. Source: thread C64. Disproof: kernels that run together.
     """
     limits = case.limits("R29")
-    found = []
+    found: list[Hint] = []
     for recording in case.job.recordings:
         gpu = recording.timeline["gpu"]
         for device in np.unique(gpu["device"]).tolist():
@@ -549,7 +550,7 @@ def _contended(
 ) -> Iterator[Hint]:
     """Kernels that last longer while another process has the device too."""
     gpu = recording.timeline["gpu"]
-    processes = np.unique(gpu["process"][rows]).tolist()
+    processes = [int(process) for process in np.unique(gpu["process"][rows])]
     for process in processes if len(processes) > 1 else []:
         mine, others = (rows[(gpu["process"][rows] == process) == own] for own in (True, False))
         shared = _stretches(gpu["start"][others], gpu["end"][others])
@@ -623,7 +624,7 @@ def partitioned_device(case: Case) -> list[Hint]:
     Symptom: a MIG profile in the device's name, or fewer multiprocessors than its model has.
     Source: thread C66. Disproof: all multiprocessors visible.
     """
-    found = []
+    found: list[Hint] = []
     for recording in case.job.recordings:
         for device in recording.timeline.devices:
             whole, sms = hardware.model(device.name), device.limits.get("sms")

@@ -354,8 +354,8 @@ _NS = re.compile(r"(\d+) ns\b")
 def step_coverage(case: Case) -> Hint | None:
     """Some steps contain no device work while their neighbours have plenty.
 
-    Symptom: finding `steps_without_gpu`. Source: threads B19, A26. Effect: hints that read idle time
-    are less sure.
+    Symptom: finding `steps_without_gpu`. Source: threads B19, A26. Effect: hints that read idle
+    time are less sure.
     """
     rows = _findings(case, "steps_without_gpu")
     if not rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -18,7 +19,7 @@ from rca_llm.hints.records import Span
 from rca_llm.hints.wording import name, percent, plural, time
 from rca_llm.intervals import Pieces
 from rca_llm.summary.stats import percentile
-from rca_llm.table import Ints, known
+from rca_llm.table import Array, Ints, Mask, known
 from rca_llm.trace import KERNEL, MEMCPY
 
 _GENERATION = re.compile(r"gen(?:eration)?\W{0,3}(\d)", re.I)
@@ -77,7 +78,7 @@ def _generation(span: Span) -> int | None:
 
 
 def _growing(found: list[Span]) -> bool | None:
-    """Whether the last third of the pauses is twice as long as the first; unknown of fewer than 6."""
+    """Whether the last third of the pauses is twice as long as the first; None of under 6."""
     if len(found) < 6:
         return None
     ordered = [span.ns for span in sorted(found, key=lambda span: span.start)]
@@ -130,7 +131,7 @@ def _throttled(case: Case) -> tuple[int, int]:
     values = records.samples(case, "cpu.throttled_ns")
     if len(values) < 2:
         return 0, 0
-    grown = sum(max(b - a, 0) for (_, a), (_, b) in zip(values[:-1], values[1:], strict=True))
+    grown = sum(max(b - a, 0) for (_, a), (_, b) in itertools.pairwise(values))
     return int(grown), values[-1][0] - values[0][0]
 
 
@@ -261,7 +262,7 @@ def _first_and_last_work(recording: Recording, step_of: Ints) -> tuple[Ints, Int
 
 
 _WHOLE_STEP = 0.8
-"""Ranges that last so much of a step, or begin with one, are the step and say nothing of its work."""
+"""Ranges that last so much of a step, or begin with one, are the step itself."""
 
 
 def _ranges_inside(case: Case, spans: Spans, most: int) -> list[tuple[str, int]]:
@@ -506,7 +507,7 @@ def _gap_after(member: Member, rows: Ints) -> tuple[Ints, Ints]:
     return np.where(idle, begin, at), np.where(idle, after, at)
 
 
-def _same_step(member: Member, rows: Ints, gap_end: Ints) -> np.ndarray:
+def _same_step(member: Member, rows: Ints, gap_end: Ints) -> Mask:
     """Which calls are followed, after a gap, by device work of the step they were made in."""
     recording, partition = member
     api, steps = recording.timeline["api"], partition.steps
@@ -520,7 +521,7 @@ def _same_step(member: Member, rows: Ints, gap_end: Ints) -> np.ndarray:
     return np.asarray(gap & inside & (gap_end < last_work[place]))
 
 
-def _in_steps(member: Member, chosen: Ints, rows: Ints) -> np.ndarray:
+def _in_steps(member: Member, chosen: Ints, rows: Ints) -> Mask:
     """Which calls start in some steps; all where there are none."""
     recording, partition = member
     if not len(chosen):
@@ -530,13 +531,13 @@ def _in_steps(member: Member, chosen: Ints, rows: Ints) -> np.ndarray:
     return np.asarray(intervals.at(pieces, recording.timeline["api"]["start"][rows]) >= 0)
 
 
-def _most_common(values: np.ndarray) -> int:
+def _most_common(values: Array) -> int:
     found, counts = np.unique(values, return_counts=True)
     return int(found[np.argmax(counts)]) if len(found) else -1
 
 
-def _after_tiny_copy(recording: Recording, rows: Ints) -> np.ndarray:
-    """Which calls follow a copy of at most `TINY` bytes as the last device record before their end."""
+def _after_tiny_copy(recording: Recording, rows: Ints) -> Mask:
+    """Which calls end after a copy of at most `TINY` bytes as the last device record."""
     gpu, api = recording.timeline["gpu"], recording.timeline["api"]
     place = np.searchsorted(gpu["start"], api["end"][rows], "right") - 1
     size = gpu["bytes"][np.maximum(place, 0)] if len(gpu) else np.zeros(len(rows), np.int64)
@@ -602,7 +603,7 @@ def allocation_churn(case: Case) -> Hint | None:
 def _allocations(case: Case, number: int) -> tuple[Spans, Ints, int]:
     """When a rank allocated in steps, how long each took in steady ones, and how many those are."""
     member = case.job.ranks[number]
-    recording, partition = member
+    _, partition = member
     start, end = _allocation_times(case, member)
     if not len(partition.steps):
         warm = start >= case.warm_since
@@ -613,7 +614,7 @@ def _allocations(case: Case, number: int) -> tuple[Spans, Ints, int]:
 
 
 def _allocation_times(case: Case, member: Member) -> Spans:
-    """The allocating calls and spans of a rank; stream-ordered allocations are cheap and left out."""
+    """The allocating calls and spans of a rank, without stream-ordered allocations."""
     recording, partition = member
     api, strings = recording.timeline["api"], recording.timeline.strings
     names = used(api["name"])
@@ -627,7 +628,7 @@ def _allocation_times(case: Case, member: Member) -> Spans:
     )
 
 
-def _touching(member: Member, steps: Ints, start: Ints, end: Ints) -> np.ndarray:
+def _touching(member: Member, steps: Ints, start: Ints, end: Ints) -> Mask:
     """Which intervals lie in some steps, at least in part."""
     recording, partition = member
     spans = intervals.union(recording.steps.start[steps], partition.step_end[steps])

@@ -1,4 +1,4 @@
-"""Causes in how work is launched: one by one, outside graphs, compiled late, one stream at a time."""
+"""Causes in how work is launched: one by one, outside graphs, late, one stream at a time."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _with_states(member: Member, spans: Spans) -> float | None:
 
 
 def _launches(case: Case, number: int) -> tuple[Ints, bool]:
-    """The launches in each judged step of a rank, and whether graphs are a tenth of them or more."""
+    """The launches in each judged step of a rank, and whether graphs are a tenth of them."""
     member = case.job.ranks[number]
     recording, partition = member
     api, rows = recording.timeline["api"], launches_of(member)
@@ -235,7 +235,7 @@ def graph_miss(case: Case) -> Hint | None:
 
 
 def _by_mode(case: Case, number: int) -> tuple[dict[int, int], dict[int, int], int, int] | None:
-    """Duration of eager and of graph decode steps by row; the largest graph, smallest eager batch."""
+    """Eager and graph decode steps with durations; the largest graph, smallest eager batch."""
     member = case.job.ranks[number]
     recording, partition = member
     steps = recording.steps
@@ -366,7 +366,8 @@ def _is_slow_first(recording: Recording, call: int, lasting: Ints, ratio: float)
     same = np.flatnonzero((gpu["name"] == gpu["name"][own[0]]) & (called >= 0))
     later = lasting[same[called[same] != call]]
     first = called[same[0]] == call
-    return bool(first and len(later)) and lasting[own[0]] >= ratio * float(np.median(later))
+    enough = first and len(later) and lasting[own[0]] >= ratio * np.median(later)
+    return bool(enough)
 
 
 def _first_shape(case: Case, charge: Charge) -> str | None:
@@ -418,7 +419,7 @@ def _overlap_of_streams(member: Member) -> tuple[int, float]:
     gpu = recording.timeline["gpu"]
     rows = np.flatnonzero((gpu["kind"] == KERNEL) & rank_rows(member, gpu) & known(gpu["start"]))
     streams = np.unique(gpu["stream"][rows]).tolist()
-    busy = []
+    busy: list[int] = []
     for stream in streams:
         mine = rows[gpu["stream"][rows] == stream]
         busy.append(intervals.length(gpu["start"][mine], gpu["end"][mine]))

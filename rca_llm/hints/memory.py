@@ -13,7 +13,7 @@ from rca_llm.hints import records
 from rca_llm.hints.case import Case, Spans, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.wording import name, percent, plural, size, time
-from rca_llm.table import UNKNOWN, Ints, known
+from rca_llm.table import UNKNOWN, Array, Ints, Table, known
 
 HOUR = 3_600_000_000_000
 
@@ -25,7 +25,7 @@ class _Series:
     what: str
     class_: str
     times: Ints
-    values: np.ndarray
+    values: Array
 
 
 @rule(
@@ -83,13 +83,14 @@ def _growth(case: Case, one: _Series) -> Hint | None:
     )
 
 
-def _line(times: Ints, values: np.ndarray) -> tuple[float, float]:
+def _line(times: Ints, values: Array) -> tuple[float, float]:
     """The slope per ns of the least-squares line, and R²."""
     x = (times - times[0]).astype(np.float64)
-    if len(x) < 2 or not np.ptp(x) or not np.ptp(values):
+    y = np.asarray(values, np.float64)
+    if len(x) < 2 or x.max() == x.min() or y.max() == y.min():
         return 0.0, 0.0
-    slope = float(np.polyfit(x, values, 1)[0])
-    correlation = float(np.corrcoef(x, values)[0, 1])
+    slope = float(np.polyfit(x, y, 1)[0])
+    correlation = float(np.corrcoef(x, y)[0, 1])
     return slope, correlation * correlation
 
 
@@ -102,11 +103,21 @@ def _process_memory(case: Case) -> Iterator[_Series]:
         for process in np.unique(table["process"][own]).tolist():
             rows = own[table["process"][own] == process]
             more = swap[table["process"][swap] == process]
-            times, values = table["t"][rows], table["value"][rows].copy()
-            if len(more):
-                place = np.maximum(np.searchsorted(table["t"][more], times, "right") - 1, 0)
-                values += table["value"][more][place]
-            yield _Series(_process_name(recording, process), "scheduling", times, values)
+            times: Ints = table["t"][rows]
+            yield _Series(
+                _process_name(recording, process),
+                "scheduling",
+                times,
+                table["value"][rows] + _latest(table, more, times),
+            )
+
+
+def _latest(table: Table, rows: Ints, times: Ints) -> Array:
+    """The latest value of some samples at each time, 0 where there are none."""
+    if not len(rows):
+        return np.zeros(len(times))
+    place = np.maximum(np.searchsorted(table["t"][rows], times, "right") - 1, 0)
+    return np.asarray(table["value"][rows][place], np.float64)
 
 
 def _process_name(recording: Recording, process: int) -> str:
@@ -181,8 +192,8 @@ def log_writes(case: Case) -> Hint | None:
     """Log writes block the loop thread.
 
     Symptom: writes or flushes to a log or to the standard streams, with the device idle, take
-    `step_share` of the steps, or one lasts `long_ns`. Source: thread C72 (weak). Disproof: writes on
-    another thread.
+    `step_share` of the steps, or one lasts `long_ns`. Source: thread C72 (weak). Disproof: writes
+    on another thread.
     """
     limits = case.limits("R37")
     spans, paths = _log_spans(case)
@@ -278,7 +289,7 @@ def paging(case: Case) -> Hint | None:
 
 
 def _fault_rate(case: Case, recording: Recording) -> tuple[float, int]:
-    """The highest rate of major faults of any process, over the time of its steps, and the process."""
+    """The highest rate of major faults of any process while it makes steps, and the process."""
     table, rows = recording.timeline["samples"], _rows(recording, "process.major_faults")
     steps = records.step_spans(case)
     found = (0.0, 0)

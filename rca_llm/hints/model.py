@@ -34,7 +34,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Charge:
-    """Latency that a cause is charged with: `ns` out of `total`, the time of the requests it touched.
+    """Latency that a cause is charged with: `ns` out of `total`, that of the requests touched.
 
     Where a trace has no requests, `total` is the span of the rank that lost most.
     """

@@ -48,7 +48,7 @@ def client_gate(case: Case) -> Hint | None:
         return None
     if _growth(waits, ttfts) > limits["ttft_growth"]:
         return None
-    share, at_once = before / (before + server), _in_flight([life for life in case.lives])
+    share, at_once = before / (before + server), _in_flight(case.lives)
     charge = Charge(
         before,
         before + server,

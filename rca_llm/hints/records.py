@@ -194,7 +194,8 @@ def samples(case: Case, metric: str, device: int | None = None) -> list[tuple[in
 
 def _of_metric(recording: Recording, table: Table, metric: str) -> Mask:
     code = recording.timeline.strings.find(metric)
-    return (table["metric"] == code) & (code >= 0) & known(table["t"]) & ~np.isnan(table["value"])
+    hit = (table["metric"] == code) & (code >= 0)
+    return np.asarray(hit & known(table["t"]) & ~np.isnan(table["value"]))
 
 
 def highest_sample(case: Case, metric: str) -> float | None:

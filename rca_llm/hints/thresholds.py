@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rca_llm.errors import RcaError
 
@@ -61,7 +61,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 def _number(value: Any, where: str) -> float:
     if isinstance(value, dict):
-        value = value.get("value")
+        value = cast("Mapping[str, Any]", value).get("value")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RcaError(f"{where} must be a number")
     return value
