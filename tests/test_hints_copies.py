@@ -160,6 +160,19 @@ def test_small_reads_are_slow_on_any_file_system() -> None:
     assert found["evidence"]["median_read_bytes"] == 65536
 
 
+def test_page_faults_tell_of_a_mapped_file_and_the_load_of_its_bytes() -> None:
+    scene = Scene()
+    scene.span("load", -20 * S, -10 * S, name="load", bytes=4 * GIB, fs="lustre")
+    for i in range(90):
+        start = -20 * S + i * 100 * MS
+        scene.span("page_fault", start, start + 90 * MS)
+    scene.serve()
+    found = hint(scene.summary(), "R16")
+    assert found["evidence"]["page_fault_waits"] == 90
+    assert found["evidence"]["rate_bytes_s"] == pytest.approx(4 * GIB / 8.1)
+    assert "lustre (mmap" in found["title"]
+
+
 def test_casts_in_a_load() -> None:
     found = hint(loading(3 * S, cast=2 * S).summary(), "R17")
     assert found["saving_ns"] == 2 * S

@@ -297,6 +297,7 @@ class _Load:
     end: int
     reads: list[Span]
     rows: list[tuple[Recording, int]]
+    faults: int
 
     @property
     def spans(self) -> Spans:
@@ -328,9 +329,12 @@ def _loads(case: Case) -> _Load | None:
             return None
         start, end = min(s.start for s in weights), max(s.end for s in weights)
     inside = [place for place, s in enumerate(reads) if s.start < end and s.end > start]
-    if not inside and loads:
-        return _Load(start, end, loads, _span_rows(case, "load"))
-    return _Load(start, end, [reads[p] for p in inside], [rows[p] for p in inside])
+    faults = sum(reads[place].kind == "page_fault" for place in inside)
+    told = [rows[place] for place in inside]
+    if loads and not any(r.timeline["ranges"]["bytes"][row] > 0 for r, row in told):
+        told += _span_rows(case, "load")
+    spans = [reads[place] for place in inside] if inside else loads
+    return _Load(start, end, spans, told, faults)
 
 
 def _span_rows(case: Case, *kinds: str) -> list[tuple[Recording, int]]:
@@ -380,6 +384,7 @@ def weights_io(case: Case) -> Hint | None:
     if not slow and (small is None or small > limits["read_bytes"]):
         return None
     where = f" on {network[0]}" if network else ""
+    where += f" (mmap, {load.faults:,} page-fault waits)" if load.faults else ""
     return Hint(
         f"{time(reading)} of {time(whole)} reading weights at {rate(speed)}{where}",
         "high",
@@ -393,6 +398,7 @@ def weights_io(case: Case) -> Hint | None:
             "median_read_bytes": small,
             "file_systems": ", ".join(sorted(load.texts("fs"))) or None,
             "reads": len(load.reads),
+            "page_fault_waits": load.faults,
         },
     )
 

@@ -259,7 +259,7 @@ class _Periods:
     "R22",
     "GPU-THROTTLE",
     "compute",
-    Stage.DEVICE,
+    Stage.STATE,
     disproof="kernels that keep their speed while the clock is low",
 )
 def throttled_clock(case: Case) -> list[Hint]:
@@ -389,7 +389,7 @@ def _inside(times: Ints, spans: Spans) -> Mask:
     "R44",
     "HIDDEN-SLOW-STATE",
     "compute",
-    Stage.DEVICE,
+    Stage.STATE,
     disproof="a throttle reason, a lower clock, or kernels that kept their speed",
 )
 def hidden_slow_state(case: Case) -> list[Hint]:
@@ -453,7 +453,7 @@ def _low_power(case: Case, device: int, drop: float, tolerance: float) -> _Perio
     "R23",
     "CLOCK-RAMP-AFTER-IDLE",
     "scheduling",
-    Stage.DEVICE,
+    Stage.STATE,
     disproof="a clock that was high from the first step on",
 )
 def clock_ramp(case: Case) -> Hint | None:
@@ -521,7 +521,7 @@ def _rise(case: Case, start: int, end: int) -> tuple[float, float] | None:
     "R29",
     "CONTEXT-SWITCH",
     "scheduling",
-    Stage.DEVICE,
+    Stage.STATE,
     disproof="kernels of both processes at one time, as MPS allows",
 )
 def shared_device(case: Case) -> list[Hint]:

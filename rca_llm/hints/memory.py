@@ -86,12 +86,11 @@ def _growth(case: Case, one: _Series) -> Hint | None:
 def _line(times: Ints, values: Array) -> tuple[float, float]:
     """The slope per ns of the least-squares line, and R²."""
     x = (times - times[0]).astype(np.float64)
-    y = np.asarray(values, np.float64)
-    if len(x) < 2 or x.max() == x.min() or y.max() == y.min():
+    x, y = x - x.mean(), np.asarray(values, np.float64) - values.mean()
+    across, up, both = float(x @ x), float(y @ y), float(x @ y)
+    if not across or not up:
         return 0.0, 0.0
-    slope = float(np.polyfit(x, y, 1)[0])
-    correlation = float(np.corrcoef(x, y)[0, 1])
-    return slope, correlation * correlation
+    return both / across, both * both / (across * up)
 
 
 def _process_memory(case: Case) -> Iterator[_Series]:

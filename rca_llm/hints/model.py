@@ -19,7 +19,11 @@ LOWERED: Mapping[Confidence, Confidence] = {"high": "medium", "medium": "low", "
 
 
 class Stage(IntEnum):
-    """The order of exclusion: what an earlier stage explains, a later one must not claim."""
+    """The order of exclusion: what an earlier stage explains, a later one must not claim.
+
+    `DATA` is the way of data to and between devices, `STATE` a device's clocks and who shares it,
+    `DEVICE` how well kernels use it, `SYMPTOM` what has no cause of its own.
+    """
 
     GATE = 0
     CLIENT = 1
@@ -28,8 +32,9 @@ class Stage(IntEnum):
     HOST = 4
     LAUNCH = 5
     DATA = 6
-    DEVICE = 7
-    SYMPTOM = 8
+    STATE = 7
+    DEVICE = 8
+    SYMPTOM = 9
 
 
 @dataclass(frozen=True)

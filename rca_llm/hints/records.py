@@ -26,6 +26,7 @@ class Span:
     """A host span: where it was recorded, what it is called, when it ran."""
 
     recording: Recording
+    kind: str
     name: str
     process: int
     thread: int
@@ -45,6 +46,7 @@ def spans_of(case: Case, *kinds: str) -> list[Span]:
     return [
         Span(
             recording,
+            recording.timeline.strings[int(table["kind"][row])],
             recording.timeline.strings[int(table["name"][row])],
             int(table["process"][row]),
             int(table["thread"][row]),
