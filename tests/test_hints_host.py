@@ -298,3 +298,33 @@ def test_major_faults_in_steady_state(per_second: int, fires: bool) -> None:
         scene.sample("process.major_faults", second * S, float(second * per_second), process=1)
     summary = scene.summary()
     assert ("R43" in ids(summary)) == fires
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_time_between_steps_counts_only_while_a_request_waits(waiting: bool) -> None:
+    scene, t, tokens = Scene(), 0, []
+    for i in range(20):
+        scene.step(i, t, t + 7 * MS, **{"R" if waiting else f"r{i}": "decode"})
+        scene.work("nvjet_gemm", t, t + 7 * MS, graph=True)
+        tokens.append(t + 7 * MS)
+        if not waiting:
+            scene.request(f"r{i}", t, [t + 7 * MS])
+        scene.span("host", t + 7 * MS, t + 10 * MS, name="poll")
+        t += 10 * MS
+    if waiting:
+        scene.request("R", 0, tokens)
+    assert ("R09" in ids(scene.summary())) == waiting
+
+
+def test_starvation_between_steps_counts_too() -> None:
+    scene, t, tokens = Scene(), 0, []
+    for i in range(20):
+        scene.step(i, t, t + 7 * MS, R="decode" if i else "prefill")
+        scene.work("nvjet_gemm", t, t + 7 * MS, graph=True)
+        tokens.append(t + 7 * MS)
+        scene.state("runnable", t + 7 * MS, t + 10 * MS)
+        t += 10 * MS
+    scene.request("R", 0, tokens)
+    summary = scene.summary()
+    assert hint(summary, "R07")["saving_ns"] == 19 * 3 * MS
+    assert "R09" not in ids(summary)

@@ -14,7 +14,7 @@ from rca_llm.attribute.links import Links, among
 from rca_llm.attribute.ranks import Rank
 from rca_llm.intervals import Pieces
 from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Table, known
-from rca_llm.trace import BATCH, KERNEL, Timeline
+from rca_llm.trace import BATCH, GRAPH, KERNEL, Timeline
 
 NO_STEP = -1
 
@@ -243,8 +243,8 @@ def _by_id(steps: Steps, mine: Ints, ids: Ints) -> Ints:
 
 
 def extend(steps: Steps, gpu: Table, step_of: Ints) -> Steps:
-    """Let every step last until its last kernel has ended."""
-    kernels = (gpu["kind"] == KERNEL) & (step_of >= 0) & known(gpu["start"])
+    """Let every step last until its last kernel, or graph replay in one piece, has ended."""
+    kernels = among(gpu["kind"], [KERNEL, GRAPH]) & (step_of >= 0) & known(gpu["start"])
     end = np.array(steps.end, np.int64)
     np.maximum.at(end, step_of[kernels], gpu["end"][kernels])
     return steps.lasting(end)

@@ -29,6 +29,9 @@ Spans = tuple[Ints, Ints]
 WARM_UP = 5
 """Steps that the steady window leaves out at the beginning."""
 
+LONG_PAUSE = 10
+"""Without requests, a pause of more median steps than this is one in which nothing was asked."""
+
 _INTERFERENCE = CODE["scheduling.prefill_interference"]
 
 _ENGINES = ("vllm", "sglang", "tensorrt", "transformers", "llama")
@@ -59,6 +62,11 @@ class Case:
         named = " ".join(r.timeline.header.engine or "" for r in self.job.recordings).lower()
         told = next((engine for engine in _ENGINES if engine in named), None)
         return told or next(filter(None, map(_engine_of_steps, self.job.recordings)), None)
+
+    @cached_property
+    def graph_level(self) -> bool:
+        """Whether graph replays were recorded as one piece, so that gaps inside them are hidden."""
+        return any(row["code"] == "graph_level_only" for row in self.summary["quality"])
 
     @cached_property
     def finished(self) -> list[Life]:
@@ -173,15 +181,47 @@ class Case:
 
     @cached_property
     def _steady_pieces(self) -> list[tuple[Pieces, int]]:
-        """Every rank's pieces in its steady steps, and their time."""
+        """Every rank's pieces in its steady steps and on the way to the next, and their time."""
         found: list[tuple[Pieces, int]] = []
         for number, (recording, partition) in enumerate(self.job.ranks):
-            chosen = np.zeros(len(recording.steps) + 1, bool)
-            chosen[partition.steps[self.steady(number)]] = True
-            rows = np.flatnonzero(chosen[partition.segments.step])
-            pieces = partition.segments.pieces.take(rows)
+            steps, steady = partition.steps, self.steady(number)
+            start, end = recording.steps.start[steps], partition.step_end[steps]
+            until = np.where(self.followed(number), np.append(start[1:], end[-1:]), end)
+            windows = intervals.union(start[steady], np.maximum(until, end)[steady])
+            pieces = partition.segments.pieces
+            inside = intervals.touching(pieces.start, pieces.end, windows)
+            pieces = pieces.take(np.flatnonzero(inside))
             found.append((pieces, int((pieces.end - pieces.start).sum())))
         return found
+
+    def followed(self, number: int) -> Mask:
+        """After which steps of a rank (an index) the next one was wanted at once.
+
+        A request must be between its arrival and its end meanwhile; without requests, the pause
+        must not be far longer than usual.
+        """
+        recording, partition = self.job.ranks[number]
+        start, end = recording.steps.start[partition.steps], partition.step_end[partition.steps]
+        if not len(start):
+            return np.zeros(0, bool)
+        pause = np.append(start[1:], end[-1:]) - end
+        if not self.lives:
+            usual = float(np.median(end - start))
+            wanted = pause <= LONG_PAUSE * usual
+        else:
+            served = _as_pieces(self._served)
+            here, there = (intervals.at(served, t) for t in (end, end + np.maximum(pause, 0)))
+            wanted = (here >= 0) & (here == there)
+        wanted[-1] = False
+        return np.asarray(wanted)
+
+    @cached_property
+    def _served(self) -> Spans:
+        """When any request was between its arrival and its end."""
+        whole = [life.pieces for life in self.lives if len(life.pieces)]
+        start = np.array([int(pieces.start[0]) for pieces in whole], np.int64)
+        end = np.array([int(pieces.end[-1]) for pieces in whole], np.int64)
+        return intervals.union(start, end)
 
     @cached_property
     def warm_since(self) -> int:
@@ -264,6 +304,7 @@ def over(found: Sequence[tuple[Life, int, int | None, int | None]]) -> Charge:
 
 
 def _as_pieces(spans: Spans) -> Pieces:
+    """The union of some spans, every piece with label 0."""
     start, end = intervals.union(*spans)
     return Pieces(start, end, np.zeros(len(start), np.int64))
 

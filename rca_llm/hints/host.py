@@ -9,6 +9,7 @@ import numpy as np
 
 from rca_llm import intervals
 from rca_llm.attribute.codes import ALLOC, COPY_SYNC, SYNC
+from rca_llm.attribute.device import busy_rows
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
@@ -20,7 +21,7 @@ from rca_llm.hints.wording import name, percent, plural, time
 from rca_llm.intervals import Pieces
 from rca_llm.summary.stats import percentile
 from rca_llm.table import Array, Ints, Mask, known
-from rca_llm.trace import KERNEL, MEMCPY
+from rca_llm.trace import MEMCPY
 
 _GENERATION = re.compile(r"gen(?:eration)?\W{0,3}(\d)", re.I)
 
@@ -236,24 +237,26 @@ class _Between:
 
 def _between_steps(case: Case, number: int) -> _Between:
     recording, partition = case.job.ranks[number]
-    rows = partition.steps[case.steady(number)]
     first, last = _first_and_last_work(recording, partition.step_of)
-    rows = rows[(last[rows] > 0)]
-    if len(rows) < 2:
+    places = case.steady(number)
+    places = places[last[partition.steps[places]] > 0]
+    if len(places) < 2:
         return _Between(0, 0, 0, 0, records.NO_SPANS)
-    begin, end = last[rows[:-1]], first[rows[1:]]
-    follows = (end > begin) & (np.diff(rows) == 1)
-    begin, end = begin[follows], end[follows]
-    told = int(case.in_windows(number, ("scheduling.host",), (begin, end)).sum())
-    other = int(case.in_windows(number, ("scheduling.other",), (begin, end)).sum())
-    period = int((first[rows[1:]] - first[rows[:-1]])[follows].sum())
-    return _Between(told + other, told, period, int(follows.sum()), (begin, end))
+    pairs = (np.diff(places) == 1) & case.followed(number)[places[:-1]]
+    rows, following = partition.steps[places[:-1]][pairs], partition.steps[places[1:]][pairs]
+    begin, end = last[rows], first[following]
+    period = int((end - first[rows]).sum())
+    idle = end > begin
+    spans = begin[idle], end[idle]
+    told = int(case.in_windows(number, ("scheduling.host",), spans).sum())
+    other = int(case.in_windows(number, ("scheduling.other",), spans).sum())
+    return _Between(told + other, told, period, len(rows), spans)
 
 
 def _first_and_last_work(recording: Recording, step_of: Ints) -> tuple[Ints, Ints]:
     """When the device work of every step begins and ends; 0 for steps without."""
     gpu, size = recording.timeline["gpu"], len(recording.steps)
-    rows = np.flatnonzero((step_of >= 0) & known(gpu["start"]) & (gpu["kind"] == KERNEL))
+    rows = np.flatnonzero((step_of >= 0) & known(gpu["start"]) & busy_rows(gpu))
     latest = np.iinfo(np.int64).max
     first, last = np.full(size, latest, np.int64), np.zeros(size, np.int64)
     np.minimum.at(first, step_of[rows], gpu["start"][rows])

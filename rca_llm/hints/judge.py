@@ -57,7 +57,7 @@ def _weighed(rule: Rule, hint: Hint, case: Case) -> Hint:
     if rule.stage is Stage.GATE:
         return hint
     blurred = ("G5" in case.failed and rule.stage in (Stage.HOST, Stage.LAUNCH)) or (
-        rule.idle and not {"G2", "G6"}.isdisjoint(case.failed)
+        rule.idle and (case.graph_level or not {"G2", "G6"}.isdisjoint(case.failed))
     )
     confidence = LOWERED[hint.confidence] if blurred else hint.confidence
     title = hint.title
