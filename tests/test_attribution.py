@@ -247,3 +247,21 @@ def test_a_request_that_no_step_takes_waits_to_be_admitted() -> None:
     row = builder.summary()["requests"][0]
     assert row["status"] == "unfinished"
     assert row["parts"] == {"scheduling.queue": 80}
+
+
+def test_admission_in_the_middle_of_an_idle_piece_ends_the_queue_there() -> None:
+    builder = Builder()
+    builder.row("requests", id="A", arrival=BASE, scheduled=BASE + 40, finished=BASE + 300)
+    builder.step(0, BASE + 100, BASE + 300, A="prefill")
+    builder.kernel("gemm_x", BASE + 100, BASE + 300)
+    parts = builder.summary()["requests"][0]["parts"]
+    assert parts == {"scheduling.queue": 40, "scheduling.other": 60, "compute.gemm": 200}
+
+
+def test_a_long_queue_is_one_piece() -> None:
+    builder = Builder()
+    builder.row("requests", id="A", arrival=BASE, scheduled=BASE + 10_000, finished=BASE + 10_100)
+    for start in range(0, 10_100, 20):
+        builder.kernel("gemm_x", BASE + start, BASE + start + 10)
+    found = Trace([builder.build()]).attribute().request_segments["A"]
+    assert (found.start[0], found.end[0]) == (BASE, BASE + 10_000)

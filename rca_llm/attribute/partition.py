@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -33,6 +34,21 @@ class Recording:
     launched_by: Ints
     on_gpu: bool
     steps: Steps
+
+    @cached_property
+    def _by_request(self) -> Ints:
+        """The rows of `ranges` that have a kind and name a request, by request."""
+        ranges = self.timeline["ranges"]
+        if "request" not in ranges:
+            return intervals.EMPTY.label
+        rows = np.flatnonzero((ranges["request"] >= 0) & (ranges["kind"] >= 0))
+        return rows[np.argsort(ranges["request"][rows], kind="stable")]
+
+    def spans_of_request(self, code: int) -> Ints:
+        """The rows of `ranges` that have a kind and name a request (a text code)."""
+        rows = self._by_request
+        owner = self.timeline["ranges"]["request"][rows]
+        return rows[np.searchsorted(owner, code, "left") : np.searchsorted(owner, code, "right")]
 
 
 @dataclass(frozen=True)

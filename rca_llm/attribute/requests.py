@@ -202,23 +202,56 @@ def life(
     if request.arrival is None:
         return None
     end = request.finished if request.finished is not None else partition.rank.end
-    view = _covering(segments, request.arrival, max(end, request.arrival))
+    end = max(end, request.arrival)
     steps = recording.steps
     member, again = _membership(recording, request)
-    admitted = _admitted(request, steps.start, member)
-    part = _labels(request, view, steps, member, again, admitted)
-    pieces = Pieces(view.start, view.end, part)
-    pieces, rows = _with_own_spans(pieces, recording.timeline, request, admitted, view.step)
-    member_now = np.append(member, False)[rows]
-    shared = member_now & (np.append(steps.size, UNKNOWN)[rows] > 1)
-    lasting = pieces.end - pieces.start
-    return Life(
-        request,
-        pieces,
-        rows,
-        int(lasting[shared & ~_waiting(pieces.label)].sum()),
-        _interference(recording, pieces, rows, request.id),
-    )
+    begin = min(max(_admitted(request, steps.start, member), request.arrival), end)
+    view = _cut_at(_covering(segments, begin, end), _turns(request))
+    pieces = Pieces(view.start, view.end, _labels(request, view, steps, member, again))
+    pieces, rows = _after_queue(request.arrival, begin, pieces, view.step)
+    pieces, rows = _with_own_spans(pieces, recording, request, rows)
+    return _life(recording, request, member, *_joined(pieces, rows))
+
+
+def _life(recording: Recording, request: Request, member: Mask, pieces: Pieces, rows: Ints) -> Life:
+    """A request's life from its pieces and the step of each."""
+    own = np.append(member, False)[rows]
+    shared = own & (np.append(recording.steps.size, UNKNOWN)[rows] > 1)
+    lasting = (pieces.end - pieces.start)[shared & ~_waiting(pieces.label)]
+    found = _interference(recording, pieces, rows, request.id)
+    return Life(request, pieces, rows, int(lasting.sum()), found)
+
+
+def _turns(request: Request) -> Ints:
+    """The instants at which a request's state changes after its admission."""
+    times = [t for pair in request.preempted for t in pair if t is not None]
+    return np.array(sorted([*times, *request.tokens[-1:]]), np.int64)
+
+
+def _cut_at(view: Segments, times: Ints) -> Segments:
+    """The same segments, cut at these times as well."""
+    rows = intervals.cut(Pieces(view.start, view.end, np.arange(len(view))), times)
+    found = view.take(rows.label)
+    return Segments(rows.start, rows.end, found.part, found.step, found.activity)
+
+
+def _after_queue(start: int, end: int, pieces: Pieces, step: Ints) -> tuple[Pieces, Ints]:
+    """Put the time before admission, [start, end), in front of the pieces; it has no step."""
+    if end <= start:
+        return pieces, step
+    columns = zip((start, end, QUEUE), (pieces.start, pieces.end, pieces.label), strict=True)
+    whole = [np.concatenate([[first], column]).astype(np.int64) for first, column in columns]
+    return Pieces(*whole), np.concatenate([[engine.NO_STEP], step])
+
+
+def _joined(pieces: Pieces, step: Ints) -> tuple[Pieces, Ints]:
+    """Neighbours of one part and one step as one piece, so that a life stays small."""
+    if len(pieces) < 2:
+        return pieces, step
+    same = (pieces.label[1:] == pieces.label[:-1]) & (step[1:] == step[:-1])
+    first = np.flatnonzero(np.concatenate([[True], ~same]))
+    last = np.concatenate([first[1:] - 1, [len(pieces) - 1]])
+    return Pieces(pieces.start[first], pieces.end[last], pieces.label[first]), step[first]
 
 
 def _covering(segments: Segments, start: int, end: int) -> Segments:
@@ -270,9 +303,8 @@ def _labels(
     steps: engine.Steps,
     member: Mask,
     again: Mask,
-    admitted: int,
 ) -> Ints:
-    """The part of every segment for this request."""
+    """The part of every segment after admission for this request."""
     inside = view.step >= 0
     own = inside & np.append(member, False)[view.step]
     part = np.where(inside & ~own, INTERFERENCE, view.part)
@@ -283,8 +315,7 @@ def _labels(
         waiting |= (view.start >= begun) & (view.start < until) & ~own
     part = np.where(waiting, PREEMPT, part)
     last = _last_token(request, view, own)
-    part = np.where((view.start >= last) & ~own, OTHER, part)
-    return np.where(view.start < admitted, QUEUE, part)
+    return np.where((view.start >= last) & ~own, OTHER, part)
 
 
 def _resumption(begun: int, resumed: int | None, starts: Ints, member: Mask) -> int:
@@ -303,13 +334,13 @@ def _last_token(request: Request, view: Segments, own: Mask) -> int:
 
 
 def _with_own_spans(
-    pieces: Pieces, timeline: Timeline, request: Request, admitted: int, step: Ints
+    pieces: Pieces, recording: Recording, request: Request, step: Ints
 ) -> tuple[Pieces, Ints]:
     """Let spans that name the request explain its time before admission and after its last token.
 
     Returns the pieces and the step of each.
     """
-    own = _own_spans(timeline, request.id)
+    own = _own_spans(recording, request.id)
     rows = Pieces(pieces.start, pieces.end, np.arange(len(pieces)))
     if not len(own) or not len(pieces):
         return pieces, step
@@ -322,13 +353,11 @@ def _with_own_spans(
     return Pieces(rows.start, rows.end, part), step[rows.label]
 
 
-def _own_spans(timeline: Timeline, id: str) -> Pieces:
-    ranges = timeline["ranges"]
-    code = timeline.strings.find(id)
-    if "request" not in ranges or code < 0:
-        return intervals.EMPTY
-    rows = np.flatnonzero((ranges["request"] == code) & (ranges["kind"] >= 0))
-    parts = span_parts(timeline.strings, ranges["kind"][rows], on_gpu=True)
+def _own_spans(recording: Recording, id: str) -> Pieces:
+    """The spans that name a request, the innermost at each instant, by the part they explain."""
+    ranges, strings = recording.timeline["ranges"], recording.timeline.strings
+    rows = recording.spans_of_request(strings.find(id))
+    parts = span_parts(strings, ranges["kind"][rows], on_gpu=True)
     rows, parts = rows[parts != NO_PART], parts[parts != NO_PART]
     return intervals.innermost_wins(ranges["start"][rows], ranges["end"][rows]).relabel(parts)
 
