@@ -101,7 +101,7 @@ def _streams(gpu: Table, timed: Mask) -> list[Ints]:
 def _mend_impossible(timeline: Timeline, gpu: Table, end: Ints, rows: Ints) -> None:
     """Cut the impossible records of one stream at the next start."""
     start = gpu["start"][rows]
-    passed = np.searchsorted(start, end[rows], "left") - np.arange(len(rows)) - 1
+    passed = np.searchsorted(start, end[rows], "left") - np.searchsorted(start, start, "right")
     duration = end[rows] - start
     medians = _median_by(gpu["name"][rows], duration)
     outlier = (duration > MEDIANS * medians) & (passed >= PASSED_STARTS)
