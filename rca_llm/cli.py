@@ -16,6 +16,7 @@ COMMANDS = {
     "ctl": "switch the recording of a running trace on and off, mark an instant in it",
     "report": "read traces, attribute their time, write an HTML report and the summary as JSON",
     "export": "write traces and their report for another tool",
+    "compare": "say what changed between two traces, and why",
 }
 """The commands by name, each with its line in the help; their modules are `rca_llm.commands.*`."""
 

@@ -19,6 +19,7 @@ from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.records import Span
 from rca_llm.hints.wording import name, percent, plural, time
 from rca_llm.intervals import Pieces
+from rca_llm.summary.ranges import marked
 from rca_llm.summary.stats import percentile
 from rca_llm.table import Array, Ints, Mask, known
 from rca_llm.trace import MEMCPY
@@ -274,7 +275,8 @@ def _ranges_inside(case: Case, spans: Spans, most: int) -> list[tuple[str, int]]
     within = intervals.union(*spans)
     for recording in case.job.recordings:
         ranges, strings = recording.timeline["ranges"], recording.timeline.strings
-        rows = np.flatnonzero(known(ranges["start"]) & known(ranges["end"]))
+        rows = marked(recording.timeline)
+        rows = rows[known(ranges["start"][rows]) & known(ranges["end"][rows])]
         rows = rows[intervals.touching(ranges["start"][rows], ranges["end"][rows], within)]
         short = ranges["end"][rows] - ranges["start"][rows] < _WHOLE_STEP * most
         whole = np.isin(ranges["start"][rows], recording.steps.start)

@@ -1,0 +1,80 @@
+"""`rca-llm compare`: what changed between two traces and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from rca_llm import output
+from rca_llm.compare import compare
+from rca_llm.errors import RcaError
+from rca_llm.exporters import comparison
+from rca_llm.readers import load
+
+
+class _Command(click.Command):
+    """A command whose `--with` takes every path up to the next option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread_with(args))
+
+
+def spread_with(args: list[str]) -> list[str]:
+    """The same arguments with `--with A B` written as `--with A --with B`."""
+    found: list[str] = []
+    after = False
+    for place, argument in enumerate(args):
+        if argument.startswith("-") and len(argument) > 1:
+            after = argument == "--with"
+            found += [] if after else [argument]
+            continue
+        value_of_option = place > 0 and args[place - 1] in ("-o", "--output", "--json")
+        after = after and not value_of_option
+        found += ["--with", argument] if after else [argument]
+    return found
+
+
+@click.command("compare", cls=_Command)
+@click.argument("base", nargs=-1, required=True, metavar="BASE…")
+@click.option(
+    "--with",
+    "other",
+    multiple=True,
+    required=True,
+    metavar="OTHER…",
+    help="The traces of the other side, up to the next option.",
+)
+@click.option("-o", "--output", "page", type=click.Path(path_type=Path), help="An HTML page.")
+@click.option("--json", "document", type=click.Path(path_type=Path), help="The comparison as JSON.")
+@click.option("--force", is_flag=True, help="Overwrite outputs that exist.")
+def command(
+    base: tuple[str, ...],
+    other: tuple[str, ...],
+    page: Path | None,
+    document: Path | None,
+    force: bool,
+) -> None:
+    """Compare two traces: what a request, or step, takes on both sides, and what explains it.
+
+    Several paths of one side are the ranks of one job. A change counts only beyond the noise of
+    both sides.
+    """
+    for target in (page, document):
+        if target is not None:
+            output.check_target(target, force=force)
+    if page is not None and page == document:
+        raise RcaError(f"{page}: cannot hold both the page and the JSON document")
+    found = compare(load(*base).attribute(), load(*other).attribute())
+    if document is not None:
+        text = msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+        output.write(document, lambda draft: _store(draft, text), force=force)
+    if page is not None:
+        text_page = comparison.page(found).encode()
+        output.write(page, lambda draft: _store(draft, text_page), force=force)
+    comparison.show(found)
+
+
+def _store(target: Path, data: bytes) -> None:
+    target.write_bytes(data)
