@@ -143,6 +143,12 @@ class Case:
         mine = Pieces(pieces.start[rows], pieces.end[rows], np.zeros(len(rows), np.int64))
         return intervals.sums_in(mine, *windows, 1)[:, 0]
 
+    def felt(self, parts: Sequence[str], spans: Spans) -> Ints:
+        """The time of some parts in each of some spans, on the rank where it is most, ns."""
+        ranks = range(len(self.job.ranks))
+        found = [self.in_windows(number, parts, spans) for number in ranks]
+        return np.asarray(np.max(found, axis=0)) if found else np.zeros(len(spans[0]), np.int64)
+
     @cached_property
     def _steady(self) -> list[Ints]:
         jit = ("scheduling.jit", "scheduling.graph_capture")

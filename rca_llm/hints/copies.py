@@ -12,9 +12,9 @@ from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, Spans
+from rca_llm.hints.loads import NETWORK, casts, find_load, window
 from rca_llm.hints.model import Charge, Hint, Stage, rule
-from rca_llm.hints.records import Span
-from rca_llm.hints.wording import rate, size, time
+from rca_llm.hints.wording import name, rate, size, time
 from rca_llm.table import Array, Ints, Mask, known
 from rca_llm.trace import COPY_KINDS, MEMCPY, MEMORY_KINDS
 
@@ -272,88 +272,6 @@ def _pcie(case: Case) -> float | None:
     return next(iter(found)) if len(found) == 1 else None
 
 
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".npz")
-_NETWORK = (
-    "nfs",
-    "lustre",
-    "ceph",
-    "cifs",
-    "smb",
-    "gpfs",
-    "beegfs",
-    "fuse",
-    "efs",
-    "s3",
-    "weka",
-    "9p",
-)
-
-
-@dataclass(frozen=True)
-class _Load:
-    """A load of weights: its time, and the reads in it."""
-
-    start: int
-    end: int
-    reads: list[Span]
-    rows: list[tuple[Recording, int]]
-    faults: int
-
-    @property
-    def spans(self) -> Spans:
-        """When it read."""
-        return intervals.union(*records.as_spans(self.reads))
-
-    def column(self, name: str) -> Ints:
-        """A column of its reads, known values only."""
-        values = [int(r.timeline["ranges"][name][row]) for r, row in self.rows]
-        found = np.array(values, np.int64)
-        return found[known(found)]
-
-    def texts(self, name: str) -> set[str]:
-        """The different texts of a column of its reads."""
-        found = (r.timeline.text(int(r.timeline["ranges"][name][row])) for r, row in self.rows)
-        return {text for text in found if text}
-
-
-def _loads(case: Case) -> _Load | None:
-    """The load of the weights: spans that say so, else the reads of weight files."""
-    loads = records.spans_of(case, "load")
-    reads = records.spans_of(case, "file", "page_fault")
-    rows = _span_rows(case, "file", "page_fault")
-    if loads:
-        start, end = min(s.start for s in loads), max(s.end for s in loads)
-    else:
-        weights = [s for s, (r, row) in zip(reads, rows, strict=True) if _is_weights(r, row)]
-        if not weights:
-            return None
-        start, end = min(s.start for s in weights), max(s.end for s in weights)
-    inside = [place for place, s in enumerate(reads) if s.start < end and s.end > start]
-    faults = sum(reads[place].kind == "page_fault" for place in inside)
-    told = [rows[place] for place in inside]
-    if loads and not any(r.timeline["ranges"]["bytes"][row] > 0 for r, row in told):
-        told += _span_rows(case, "load")
-    spans = [reads[place] for place in inside] if inside else loads
-    return _Load(start, end, spans, told, faults)
-
-
-def _span_rows(case: Case, *kinds: str) -> list[tuple[Recording, int]]:
-    """Rows of `ranges` in the order of `records.spans_of`."""
-    found: list[tuple[Recording, int]] = []
-    for recording in case.job.recordings:
-        ranges, strings = recording.timeline["ranges"], recording.timeline.strings
-        wanted = [code for code in map(strings.find, kinds) if code >= 0]
-        rows = np.flatnonzero(among(ranges["kind"], wanted) & known(ranges["start"]))
-        rows = rows[np.argsort(ranges["start"][rows], kind="stable")]
-        found += [(recording, row) for row in rows.tolist()]
-    return found
-
-
-def _is_weights(recording: Recording, row: int) -> bool:
-    path = recording.timeline.text(int(recording.timeline["ranges"]["path"][row]))
-    return path is not None and path.lower().endswith(_WEIGHTS)
-
-
 @rule(
     "R16",
     "WEIGHTS-IO-BOUND",
@@ -368,22 +286,22 @@ def weights_io(case: Case) -> Hint | None:
     meanwhile, and the rate is under `rate_bytes_s` on a network file system, or the median read is
     `read_bytes` or less. Source: threads C57-C59. Disproof: a load as long from memory.
     """
-    limits, load = case.limits("R16"), _loads(case)
+    limits, load = case.limits("R16"), find_load(case)
     if load is None or load.end <= load.start:
         return None
     spans, copying = load.spans, host_copies(case)
     reading = int((spans[1] - spans[0]).sum())
     idle = reading - intervals.common(spans, intervals.union(copying.start, copying.end))
-    whole, moved = load.end - load.start, int(load.column("bytes").sum())
-    speed = moved * 1e9 / reading if reading and moved else None
+    whole = load.end - load.start
+    speed = load.bytes * 1e9 / reading if reading and load.bytes else None
     if idle < limits["read_share"] * whole or speed is None:
         return None
-    network = sorted(fs for fs in load.texts("fs") if fs.lower().startswith(_NETWORK))
-    small = _read_size(load)
+    network = [fs for fs in load.file_systems if fs.lower().startswith(NETWORK)]
+    small = load.read_bytes
     slow = bool(network) and speed < limits["rate_bytes_s"]
     if not slow and (small is None or small > limits["read_bytes"]):
         return None
-    where = f" on {network[0]}" if network else ""
+    where = f" on {name(network[0])}" if network else ""
     where += f" (mmap, {load.faults:,} page-fault waits)" if load.faults else ""
     return Hint(
         f"{time(reading)} of {time(whole)} reading weights at {rate(speed)}{where}",
@@ -393,25 +311,14 @@ def weights_io(case: Case) -> Hint | None:
             "reading_ns": reading,
             "load_ns": whole,
             "read_share": reading / whole,
-            "bytes": moved,
+            "bytes": load.bytes,
             "rate_bytes_s": speed,
             "median_read_bytes": small,
-            "file_systems": ", ".join(sorted(load.texts("fs"))) or None,
-            "reads": len(load.reads),
+            "file_systems": ", ".join(load.file_systems) or None,
+            "reads": load.count,
             "page_fault_waits": load.faults,
         },
     )
-
-
-def _read_size(load: _Load) -> float | None:
-    """The median size of one read: bytes of a span over its pieces."""
-    sizes: list[float] = []
-    for recording, row in load.rows:
-        ranges = recording.timeline["ranges"]
-        count, pieces = int(ranges["bytes"][row]), int(ranges["pieces"][row])
-        if count > 0:
-            sizes.append(count / pieces if pieces > 0 else count)
-    return records.median(np.array(sizes))
 
 
 @rule(
@@ -428,16 +335,13 @@ def load_conversion(case: Case) -> Hint | None:
     those read by a factor of two within `tolerance`; or anonymous memory grows to `rss_ratio` times
     the checkpoint. Source: thread C60. Disproof: equal formats.
     """
-    limits, load = case.limits("R17"), _loads(case)
-    casts = records.spans_of(case, "cast")
-    start, end = _load_window(load, casts)
+    limits, load = case.limits("R17"), find_load(case)
+    start, end = window(case, load)
     if end <= start:
         return None
-    spans = intervals.union(
-        *records.as_spans([s for s in casts if s.end > start and s.start < end])
-    )
+    spans = casts(case, start, end)
     casting, whole = int((spans[1] - spans[0]).sum()), end - start
-    read = int(load.column("bytes").sum()) if load else 0
+    read = load.bytes if load else 0
     copied = _copied_until(case, start, end)
     factor = copied / read if read and copied else None
     resized = factor is not None and any(
@@ -467,12 +371,6 @@ def load_conversion(case: Case) -> Hint | None:
         },
         unjudged=not cast,
     )
-
-
-def _load_window(load: _Load | None, casts: list[Span]) -> tuple[int, int]:
-    if load is not None:
-        return load.start, max([load.end, *(s.end for s in casts if s.start <= load.end)])
-    return min((s.start for s in casts), default=0), max((s.end for s in casts), default=0)
 
 
 def _copied_until(case: Case, start: int, end: int) -> int:

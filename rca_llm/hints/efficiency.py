@@ -198,7 +198,8 @@ def _unfused(member: Member) -> tuple[int, int, Spans, Spans] | None:
     ]
     if not found:
         return None
-    whole = sum(int((gpu["end"] - gpu["start"])[one].sum()) for one in found)
+    rows = np.concatenate(found)
+    whole = int((gpu["end"][rows] - gpu["start"][rows]).sum())
     between = np.concatenate([one[1:-1] for one in found])
     spans = intervals.union(gpu["start"][between], gpu["end"][between])
     return whole, len(found), spans, windows

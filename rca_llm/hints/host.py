@@ -21,7 +21,7 @@ from rca_llm.hints.wording import name, percent, plural, time
 from rca_llm.intervals import Pieces
 from rca_llm.summary.ranges import marked
 from rca_llm.summary.stats import percentile
-from rca_llm.table import Array, Ints, Mask, known
+from rca_llm.table import Array, Ints, Mask, Table, known
 from rca_llm.trace import MEMCPY
 
 _GENERATION = re.compile(r"gen(?:eration)?\W{0,3}(\d)", re.I)
@@ -42,8 +42,8 @@ def garbage_collection(case: Case) -> Hint | None:
     """
     limits = case.limits("R08")
     long = [span for span in records.spans_of(case, "gc") if span.ns >= limits["pause_ns"]]
-    charged = [(span, case.charge(("scheduling.gc",), records.as_spans([span]))) for span in long]
-    felt = [span for span, charge in charged if charge.ns >= limits["idle_share"] * span.ns]
+    idle = case.felt(("scheduling.gc",), records.as_spans(long)).tolist()
+    felt = [s for s, ns in zip(long, idle, strict=True) if ns >= limits["idle_share"] * s.ns]
     if not felt:
         return None
     charge = case.charge(("scheduling.gc",), records.as_spans(felt))
@@ -155,7 +155,7 @@ def _rivals(case: Case) -> list[str]:
         running = np.flatnonzero(states["state"] == strings.find("running"))
         if not len(waiting[0]) or not len(running):
             continue
-        for (process, thread), rows in _by_thread(recording, running).items():
+        for (process, thread), rows in _by_thread(states, running).items():
             own = intervals.union(states["start"][rows], states["end"][rows])
             ns = intervals.common(own, waiting)
             if ns:
@@ -164,10 +164,9 @@ def _rivals(case: Case) -> list[str]:
     return sorted(found, key=lambda who: -found[who])
 
 
-def _by_thread(recording: Recording, rows: Ints) -> dict[tuple[int, int], Ints]:
-    """Rows of thread states by process and thread."""
-    states = recording.timeline["states"]
-    pairs = np.stack([states["process"][rows], states["thread"][rows]], axis=1)
+def _by_thread(table: Table, rows: Ints) -> dict[tuple[int, int], Ints]:
+    """Rows of a table by process and thread."""
+    pairs = np.stack([table["process"][rows], table["thread"][rows]], axis=1)
     distinct, number = np.unique(pairs, axis=0, return_inverse=True)
     number = number.reshape(-1)
     return {
@@ -330,7 +329,7 @@ def _holder(case: Case) -> str | None:
     for recording in case.job.recordings:
         waits, states = _lock_waits(recording), recording.timeline["states"]
         running = states["state"] == recording.timeline.strings.find("running")
-        for (process, thread), rows in _by_thread(recording, np.flatnonzero(running)).items():
+        for (process, thread), rows in _by_thread(states, np.flatnonzero(running)).items():
             others = [w for (p, t), w in waits.items() if p == process and t != thread]
             if others:
                 own = intervals.union(states["start"][rows], states["end"][rows])
@@ -342,16 +341,13 @@ def _holder(case: Case) -> str | None:
 
 def _lock_waits(recording: Recording) -> dict[tuple[int, int], Spans]:
     """When each thread waited for the lock, by process and thread."""
-    states, ranges = recording.timeline["states"], recording.timeline["ranges"]
     code = recording.timeline.strings.find("gil")
     found: dict[tuple[int, int], list[Spans]] = {}
-    if code < 0:
-        return {}
-    for table, column in ((states, "state"), (ranges, "kind")):
-        for row in np.flatnonzero(table[column] == code).tolist():
-            key = int(table["process"][row]), int(table["thread"][row])
-            span = table["start"][row : row + 1], table["end"][row : row + 1]
-            found.setdefault(key, []).append(span)
+    for name_, column in (("states", "state"), ("ranges", "kind")):
+        table = recording.timeline[name_]
+        rows = np.flatnonzero((table[column] == code) & (code >= 0))
+        for key, mine in _by_thread(table, rows).items():
+            found.setdefault(key, []).append((table["start"][mine], table["end"][mine]))
     return {key: intervals.union(*records.joined(spans)) for key, spans in found.items()}
 
 

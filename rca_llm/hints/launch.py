@@ -344,30 +344,30 @@ def _first_launches(case: Case, limits: Mapping[str, float]) -> tuple[Spans, int
     """First launches of kernels that take far longer than the later ones: times and count."""
     found: list[Spans] = []
     for recording in case.job.recordings:
-        api, called = recording.timeline["api"], recording.links.api_row
-        lasting = api["end"] - api["start"]
-        slow = (recording.calls == LAUNCH) & (lasting >= limits["span_ns"])
+        api = recording.timeline["api"]
+        slow = (recording.calls == LAUNCH) & (api["end"] - api["start"] >= limits["span_ns"])
         slow &= api["start"] >= case.warm_since
-        for call in np.flatnonzero(slow).tolist():
-            if _is_slow_first(recording, call, lasting[called], limits["first_ratio"]):
-                found.append((api["start"][[call]], api["end"][[call]]))
+        calls = _slow_firsts(recording, slow, limits["first_ratio"]) if slow.any() else []
+        found += [(api["start"][[call]], api["end"][[call]]) for call in calls]
     return records.joined(found), len(found)
 
 
-def _is_slow_first(recording: Recording, call: int, lasting: Ints, ratio: float) -> bool:
-    """Whether a call is its kernel's first launch, and takes `ratio` times the later ones' median.
-
-    `lasting` is the duration of the call of every `gpu` row.
-    """
+def _slow_firsts(recording: Recording, slow: Mask, ratio: float) -> list[int]:
+    """The slow calls that launch a kernel first, and take `ratio` times its later ones' median."""
     gpu, called = recording.timeline["gpu"], recording.links.api_row
-    own = np.flatnonzero((called == call) & (gpu["kind"] == KERNEL))
-    if not len(own):
-        return False
-    same = np.flatnonzero((gpu["name"] == gpu["name"][own[0]]) & (called >= 0))
-    later = lasting[same[called[same] != call]]
-    first = called[same[0]] == call
-    enough = first and len(later) and lasting[own[0]] >= ratio * np.median(later)
-    return bool(enough)
+    api = recording.timeline["api"]
+    rows = np.flatnonzero((gpu["kind"] == KERNEL) & (called >= 0))
+    rows = rows[np.argsort(gpu["name"][rows], kind="stable")]
+    calls: set[int] = set()
+    for run in intervals.runs(gpu["name"][rows]):
+        own = called[rows[run]]
+        first, later = int(own[0]), own[own != own[0]]
+        if slow[first] and len(later):
+            lasting = api["end"][first] - api["start"][first]
+            usual = np.median(api["end"][later] - api["start"][later])
+            if lasting >= ratio * usual:
+                calls.add(first)
+    return sorted(calls)
 
 
 def _first_shape(case: Case, charge: Charge) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rca_llm import intervals
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.hints import records
@@ -198,8 +199,10 @@ def log_writes(case: Case) -> Hint | None:
     spans, paths = _log_spans(case)
     loss = case.of_steps(("io.log", "io.file"), spans)
     charge = case.charge(("io.log", "io.file"), spans)
-    long = _felt(case, spans, limits["long_ns"])
-    if not charge.ns or not (loss.share >= limits["step_share"] or long):
+    lasting = spans[1] - spans[0]
+    blocked = case.felt(("io.log", "io.file"), spans) * 2 >= lasting
+    long = (lasting >= limits["long_ns"]) & blocked
+    if not charge.ns or not (loss.share >= limits["step_share"] or long.any()):
         return None
     where = f" ({name(paths[0])})" if paths else ""
     return Hint(
@@ -210,7 +213,7 @@ def log_writes(case: Case) -> Hint | None:
             "log_ns": charge.ns,
             "step_share": loss.share,
             "writes": len(spans[0]),
-            "longest_ns": int((spans[1] - spans[0]).max(initial=0)),
+            "longest_ns": int(lasting.max(initial=0)),
             "path": name(paths[0], 200) if paths else None,
         },
     )
@@ -245,16 +248,6 @@ def _is_log(path: str) -> bool:
         "stderr",
         "<stdout>",
         "<stderr>",
-    )
-
-
-def _felt(case: Case, spans: Spans, least: float) -> bool:
-    """Whether one span that long was charged for at least half of it."""
-    long = np.flatnonzero(spans[1] - spans[0] >= least)
-    return any(
-        case.charge(("io.log", "io.file"), (spans[0][[row]], spans[1][[row]])).ns * 2
-        >= int(spans[1][row] - spans[0][row])
-        for row in long[:100].tolist()
     )
 
 
@@ -339,12 +332,15 @@ def files_in_steps(case: Case) -> Hint | None:
 
 
 def _file_spans(case: Case) -> tuple[Spans, list[str]]:
-    """File access and page faults that are neither logs nor the load, the longest path first."""
+    """File access and page faults that are no log writes, and the paths by the time on each."""
     found: list[Spans] = []
     paths: dict[str, int] = {}
-    for span in records.spans_of(case, "file", "page_fault"):
-        if span.path is None or not _is_log(span.path):
-            found.append(records.as_spans([span]))
-            if span.path:
-                paths[span.path] = paths.get(span.path, 0) + span.ns
+    for recording in case.job.recordings:
+        spans, strings = case.spans(recording, "file", "page_fault"), recording.timeline.strings
+        logs = [code for code in used(spans["path"]) if _is_log(strings[code])]
+        spans = spans.take(~among(spans["path"], logs))
+        found.append((spans["start"], spans["end"]))
+        lasting = intervals.sum_by(spans["path"], spans["end"] - spans["start"], len(strings))
+        for code in used(spans["path"]):
+            paths[strings[code]] = paths.get(strings[code], 0) + int(lasting[code])
     return records.joined(found), sorted(paths, key=lambda path: -paths[path])
