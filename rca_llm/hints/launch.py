@@ -18,7 +18,7 @@ from rca_llm.hints import records
 from rca_llm.hints.case import Case, Loss, Spans, jit_calls, launches_of, rank_rows
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.wording import name, percent, plural, time
-from rca_llm.table import Array, Ints, known
+from rca_llm.table import Array, Ints, Mask, known
 from rca_llm.trace import GRAPH, KERNEL
 
 LAUNCHING = ("scheduling.launch", "scheduling.host", "scheduling.other")
