@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rca_llm.table import NO_TEXT, Array, Table, known
-from rca_llm.trace import TABLES, Finding, Timeline, Trace
+from rca_llm.table import NO_TEXT, Array, Ints, Table, known
+from rca_llm.trace import TABLES, Clock, Finding, Timeline, Trace
 
 CLOCK_STEP_NS = 1_000_000
 """Anchors that disagree by more than this tell of a stepped clock."""
@@ -17,34 +17,72 @@ CLOCK_STEP_NS = 1_000_000
 
 def align(trace: Trace) -> Trace:
     """Bring all timelines of a trace onto UTC and join those that belong together."""
-    timelines = [to_utc(timeline) for timeline in trace.timelines]
+    to_utc(trace.timelines)
     findings = list(trace.findings)
-    timelines = _join_side_files(timelines)
+    timelines = _join_side_files(trace.timelines)
     timelines, foreign = _of_one_job(timelines)
     timelines, doubles = _one_for_each_rank(timelines)
     _number_ranks(timelines)
     return Trace(timelines, [*findings, *foreign, *doubles, *_missing_ranks(timelines)])
 
 
-def to_utc(timeline: Timeline) -> Timeline:
-    """Shift every time of a timeline by the median of its anchors; unchanged without anchors."""
+def to_utc(timelines: Sequence[Timeline]) -> None:
+    """Shift the times of every timeline by its anchors, and number the clocks.
+
+    Files of one known host share a clock. If their anchors agree, the median of all shifts them
+    all: each file by its own would move them against each other by the jitter of the anchors. If
+    they do not, the host's UTC was set in between, or their own clocks began at different times.
+    """
+    clocks: dict[tuple[object, ...], int] = {}
+    for place, own in _by_host(timelines).items():
+        offsets = [_offset(timeline) for timeline in own]
+        stated = [offset for offset in offsets if offset is not None]
+        agree = max(stated, default=0) - min(stated, default=0) <= CLOCK_STEP_NS
+        for timeline, offset in zip(own, offsets, strict=True):
+            key: tuple[object, ...] = (*place, timeline.header.utc or offset is not None)
+            if offset is not None:
+                shift(timeline, _middle(stated) if agree else offset)
+                timeline.header.utc = True
+                key = key if agree else (*key, offset)
+            timeline.clock = Clock(clocks.setdefault(key, len(clocks)))
+
+
+def _by_host(timelines: Sequence[Timeline]) -> dict[tuple[object, ...], list[Timeline]]:
+    """The timelines of each host; one whose host is not known is by itself."""
+    found: dict[tuple[object, ...], list[Timeline]] = {}
+    for number, timeline in enumerate(timelines):
+        host = timeline.header.host
+        found.setdefault((number,) if host is None else (host,), []).append(timeline)
+    return found
+
+
+def _offset(timeline: Timeline) -> int | None:
+    """What the anchors of a timeline say brings it onto UTC; None where it is, or none do."""
     header = timeline.header
     if header.utc or not header.anchors:
-        return timeline
-    offsets = np.array([utc - own for own, utc in header.anchors], np.int64)
-    spread = int(offsets.max() - offsets.min())
+        return None
+    offsets = [utc - own for own, utc in header.anchors]
+    spread = max(offsets) - min(offsets)
     if spread > CLOCK_STEP_NS:
         timeline.note("clock_step", 1, timeline.input.path, f"UTC moved by {spread} ns")
-    shift(timeline, int(np.sort(offsets)[(len(offsets) - 1) // 2]))
-    header.utc = True
-    return timeline
+    return _middle(offsets)
+
+
+def _middle(values: Sequence[int]) -> int:
+    """The lower median."""
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 def shift(timeline: Timeline, offset: int) -> None:
     """Add an offset, ns, to every known time of a timeline."""
+    warp(timeline, lambda times: times + offset)
+
+
+def warp(timeline: Timeline, change: Callable[[Ints], Ints]) -> None:
+    """Change every known time of a timeline."""
     for name, table in timeline.tables.items():
         moved = {
-            column: np.where(known(values), values + offset, values)
+            column: np.where(known(values), change(values), values)
             for column, values in table.known.items()
             if TABLES[name][column] == "time"
         }
@@ -137,37 +175,50 @@ def _name(job: tuple[str | None, int | None]) -> str:
 def _one_for_each_rank(timelines: list[Timeline]) -> tuple[list[Timeline], list[Finding]]:
     """Leave out copies of a file, and join the files that say they are of one rank."""
     kept: dict[tuple[object, ...], Timeline] = {}
-    seen: dict[tuple[object, ...], Timeline] = {}
+    seen: dict[tuple[object, ...], list[Timeline]] = {}
     findings: list[Finding] = []
+    joined: list[tuple[Timeline, Timeline]] = []
     for timeline in timelines:
         header, path = timeline.header, timeline.input.path
-        first = seen.setdefault(_identity(timeline), timeline)
+        alike = seen.setdefault(_identity(timeline), [])
+        first = next((other for other in alike if _same_records(timeline, other)), None)
+        alike.append(timeline)
         place: tuple[object, ...] = (id(timeline),)
         if header.rank is not None:
             place = header.job, header.world_size, header.host, header.rank
-        if first is not timeline:
+        if first is not None:
             detail = f"holds the same records as {first.input.path}; left out"
             findings.append(Finding("duplicate_rank", 1, path, detail))
         elif place in kept:
             detail = f"is of the same rank as {kept[place].input.path}; read as one"
             findings.append(Finding("merged_inputs", 1, path, detail))
-            absorb(kept[place], timeline)
+            joined.append((kept[place], timeline))
         else:
             kept[place] = timeline
+    for target, other in joined:
+        absorb(target, other)
     return list(kept.values()), findings
 
 
 def _identity(timeline: Timeline) -> tuple[object, ...]:
-    """What two copies of one recording have in common."""
+    """What two copies of one recording have in common at least; quick to find."""
     header = timeline.header
     sizes = tuple((name, len(table)) for name, table in sorted(timeline.tables.items()))
-    edges = tuple(
-        int(table[column].sum())
-        for _, table in sorted(timeline.tables.items())
-        for column in ("start", "t", "arrival")
-        if column in table.schema and len(table)
+    return header.job, header.rank, header.host, sizes
+
+
+def _same_records(one: Timeline, other: Timeline) -> bool:
+    """Whether two timelines with equally long tables are equal in every field."""
+    if one.strings.texts != other.strings.texts:
+        return False
+    return all(
+        table.known.keys() == other[name].known.keys()
+        and all(
+            np.array_equal(values, other[name][column], equal_nan=values.dtype.kind == "f")
+            for column, values in table.known.items()
+        )
+        for name, table in one.tables.items()
     )
-    return header.job, header.rank, header.host, sizes, edges
 
 
 def _number_ranks(timelines: Sequence[Timeline]) -> None:

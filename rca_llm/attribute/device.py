@@ -83,14 +83,14 @@ def activities(timeline: Timeline, rank: Rank, parts: Ints, steps: Ints) -> Acti
     gpu = timeline["gpu"]
     rows = rows_of(gpu, rank)
     rows = rows[known(gpu["start"][rows])]
-    kind, part = gpu["kind"][rows], parts[rows]
+    kind, part, launch = gpu["kind"][rows], parts[rows], gpu["correlation"][rows]
     on_device = (kind == MEMSET) | ((kind == MEMCPY) & (part == CODE["compute.memory"]))
     own = Activity(
         gpu["start"][rows],
         gpu["end"][rows],
         part,
         np.where(on_device, MEMORY, _LAYER_OF_PART[part]),
-        gpu["correlation"][rows],
+        np.where(known(launch), launch, UNKNOWN + part),
         rows,
         np.full(len(rows), -1, np.int64),
         steps[rows],

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rca_llm.attribute import collectives as comm
+from rca_llm.attribute.collective_parts import parts_of
 from rca_llm.attribute.collectives import Collective
 from rca_llm.attribute.partition import (
     RankPartition,
@@ -33,15 +34,21 @@ def attribute(timelines: Sequence[Timeline]) -> Job:
     """Partition the window of every rank of a job."""
     recordings = [prepare(timeline) for timeline in timelines]
     todo = [(recording, rank) for recording in recordings for rank in recording.ranks]
-    parts = [comm.parts_of(recording, rank) for recording, rank in todo]
-    matched = comm.match(parts)
+    parts = [parts_of(recording.timeline, recording.gpu_parts, rank) for recording, rank in todo]
+    matched = comm.match(parts, world_size(timelines))
+    arrived = comm.arrivals(matched)
     ranks: list[Member] = []
     for (recording, rank), own in zip(todo, parts, strict=True):
         work, mine, step_of, step_end = activities(recording, rank)
-        work = comm.add_to(work, own, matched, rank.number)
+        work = comm.add_to(work, own, arrived.get(rank.number, ({}, {})))
         found = partition(recording, rank, work, mine, step_of, step_end)
         ranks.append((recording, found))
     return Job(recordings, ranks, matched)
+
+
+def world_size(timelines: Sequence[Timeline]) -> int | None:
+    """How many ranks the files say the job has, None where none does."""
+    return max((t.header.world_size or 0 for t in timelines), default=0) or None
 
 
 def collective_rows(job: Job) -> list[dict[str, object]]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rca_llm.attribute.codes import GRAPH_LAUNCH
+from rca_llm.attribute.collectives import unmatched
 from rca_llm.attribute.job import Job, Member
 from rca_llm.attribute.partition import Recording, unrecorded_graphs
 from rca_llm.summary import host
@@ -25,7 +26,20 @@ def all_findings(trace: Trace, job: Job) -> list[dict[str, Any]]:
         found += _of_recording(recording)
     for member in job.ranks:
         found += _of_rank(member)
+    found += _unmatched(job)
     return [vars(finding) for finding in merge_findings(found)]
+
+
+def _unmatched(job: Job) -> Iterator[Finding]:
+    """Parts of collectives that no other rank's part was found for."""
+    alone, parts = unmatched(job.collectives)
+    if alone and len(job.ranks) > 1:
+        detail = (
+            f"of {parts} parts of collectives ({alone / parts:.1%}) could not be matched with"
+            " those of other ranks: neither numbered nor equally many on all; whether they waited"
+            " is not known"
+        )
+        yield Finding("unlinked_kernels", alone, "collectives", detail)
 
 
 def _of_recording(recording: Recording) -> Iterator[Finding]:

@@ -162,8 +162,8 @@ def _rank_row(member: Member) -> dict[str, Any]:
     return {
         "rank": rank.number,
         "host": recording.timeline.header.host,
-        "offset_ns": 0,
-        "uncertainty_ns": None,
+        "offset_ns": recording.timeline.clock.offset_ns,
+        "uncertainty_ns": recording.timeline.clock.uncertainty_ns,
         "status": "traced" if rank.traced else "not_traced",
         "span_ns": rank.span,
         "shares": shares(partition.totals),
