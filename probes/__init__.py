@@ -36,7 +36,8 @@ def start(run: str) -> None:
     if recorder.start(run):
         import atexit
 
-        from . import garbage
+        from . import engines, garbage
 
         garbage.watch()
+        engines.watch()
         atexit.register(recorder.close)

@@ -88,7 +88,7 @@ MARK = 19  # a time, c request, e name
 NUMBER = 20  # of the SPAN, MARK before: b value (int64, with FLAG_FLOAT float64), e name
 REQUEST = 21  # a time, b count, c one of REQUEST_EVENTS, d request
 STEP = 22  # a start, b end (0 = open), c one of STEP_MODES, d number of STEP_REQUEST cells
-STEP_REQUEST = 23  # a tokens (-1 unknown), c one of PHASES, d request
+STEP_REQUEST = 23  # a tokens (-1 unknown), b tokens out, c one of PHASES, d request
 STATE = 24  # a start, b end, c one of THREAD_STATES, d pid, e tid
 SCHED = 25  # a time, b ns on CPU so far, d pid, e tid; MORE: a run-queue delay so far, b slices
 SAMPLE = 26  # a time, b float64 value, c metric, d pid or device (ALL = none), e one of SUBJECTS
@@ -140,6 +140,7 @@ REQUEST_EVENTS = (
     "resumed",
     "prompt_tokens",  # b: count (so the next)
     "output_tokens",
+    "alias",  # b: name id of the request's id outside the engine
 )
 STEP_MODES = ("unknown", "eager", "graph", "mixed")
 PHASES = ("unknown", "prefill", "decode", "recompute")

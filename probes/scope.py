@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-_EVENTS = {name: code for code, name in enumerate(layout.REQUEST_EVENTS)}
+EVENTS = {name: code for code, name in enumerate(layout.REQUEST_EVENTS)}
 _MODES = {name: code for code, name in enumerate(layout.STEP_MODES)}
-_PHASES = {name: code for code, name in enumerate(layout.PHASES)}
+PHASES = {name: code for code, name in enumerate(layout.PHASES)}
 
 
 class request:
@@ -152,7 +152,7 @@ def _event(name: str, request: str, count: int = 0) -> None:
         room = here.reserve(1)
         if room is not None:
             words, at = room
-            put(words, at, layout.REQUEST, now, int(count), _EVENTS[name], here.ids[request])
+            put(words, at, layout.REQUEST, now, int(count), EVENTS[name], here.ids[request])
     except FAULTS:
         pass
 
@@ -217,7 +217,7 @@ def _begin_step(
     for name, (phase, tokens) in requests.items():
         follower += WORDS_A_CELL
         count = -1 if tokens is None else int(tokens)
-        put(words, follower, layout.STEP_REQUEST, count, 0, _PHASES.get(phase, 0), here.ids[name])
+        put(words, follower, layout.STEP_REQUEST, count, 0, PHASES.get(phase, 0), here.ids[name])
     code = _MODES.get(mode, 0)
     put(words, at, layout.STEP, now, 0, code, len(requests), 0, layout.FLAG_MORE)
     return room

@@ -1,1 +1,30 @@
-"""What is wrapped in inference engines and libraries, one file each."""
+"""What is wrapped in inference engines and libraries, one file each.
+
+Nothing is imported and nothing is wrapped until the program itself imports one of the modules in
+``WATCHED``; then the file named there attaches to it. What attached and what did not is recorded.
+"""
+
+from __future__ import annotations
+
+from . import hook
+from .patch import attach
+
+# Module of a library: the file here that wraps what is in it.
+WATCHED = {
+    "vllm.v1.core.sched.scheduler": "vllm_scheduler",
+    "vllm.v1.engine.core": "vllm_core",
+    "vllm.v1.worker.gpu_worker": "vllm_core",
+    "vllm.v1.worker.cpu_worker": "vllm_core",
+    "vllm.v1.engine.output_processor": "vllm_frontend",
+    "vllm.v1.engine.input_processor": "vllm_frontend",
+    "vllm.v1.engine.processor": "vllm_frontend",
+    "vllm.v1.serial_utils": "vllm_frontend",
+    "vllm.renderers.base": "vllm_frontend",
+    "torch.autograd.profiler": "torch_profiler",
+    "torch.cuda": "torch_cuda",
+}
+
+
+def watch() -> None:
+    """Attach to every module of ``WATCHED``, now where it is loaded, else when it is imported."""
+    hook.watch(WATCHED, attach)
