@@ -123,12 +123,17 @@ def responsible(gap_end: Ints, starts: Ints, launched_by: Ints, main: int) -> In
     return np.where(late | (thread < 0), main, thread)
 
 
-def explain(records: HostRecords, gaps: tuple[Ints, Ints], thread: Ints) -> Pieces:
-    """The part of every instant of some disjoint, ascending gaps; gap i belongs to `thread[i]`."""
+def explain(
+    records: HostRecords, gaps: tuple[Ints, Ints], thread: Ints, engine: int = NO_THREAD
+) -> Pieces:
+    """The part of every instant of some disjoint, ascending gaps; gap i belongs to `thread[i]`.
+
+    Where that thread recorded nothing, it waited for the thread `engine`, whose records tell.
+    """
     found: list[Pieces] = []
     for number in np.unique(thread).tolist():
         mine = thread == number
-        found.append(_explain_thread(records, (gaps[0][mine], gaps[1][mine]), number))
+        found.append(_explain_thread(records, (gaps[0][mine], gaps[1][mine]), number, engine))
     if not found:
         return intervals.EMPTY
     pieces = Pieces(*(np.concatenate([getattr(p, n) for p in found]) for n in _FIELDS))
@@ -138,16 +143,22 @@ def explain(records: HostRecords, gaps: tuple[Ints, Ints], thread: Ints) -> Piec
 _FIELDS = ("start", "end", "label")
 
 
-def _explain_thread(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:
+def _explain_thread(
+    records: HostRecords, gaps: tuple[Ints, Ints], thread: int, engine: int
+) -> Pieces:
     """What one thread did in its gaps, `scheduling.other` where nothing tells."""
-    layers = [
-        _innermost(records.start, records.end, records.part, records.thread == thread, gaps),
-        _running(records, gaps, thread),
-    ]
+    layers = [_recorded(records, gaps, thread)]
+    if engine not in (NO_THREAD, thread):
+        layers.append(_recorded(records, gaps, engine))
+    layers.append(_running(records, gaps, thread))
     low, high = int(gaps[0][0]), int(gaps[1][-1])
     pieces, _ = intervals.overlay(layers, low, high)
     label = np.where(pieces.label == NO_PART, CODE["scheduling.other"], pieces.label)
     return within(Pieces(pieces.start, pieces.end, label), gaps)
+
+
+def _recorded(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:
+    return _innermost(records.start, records.end, records.part, records.thread == thread, gaps)
 
 
 def _innermost(start: Ints, end: Ints, part: Ints, mine: Array, gaps: tuple[Ints, Ints]) -> Pieces:

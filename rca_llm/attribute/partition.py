@@ -196,9 +196,12 @@ def _idle(recording: Recording, rank: Rank, gaps: tuple[Ints, Ints], current: Pi
     if not len(gaps[0]):
         return intervals.EMPTY
     threads = _responsible(recording, rank, gaps[1])
-    explained = host.explain(
-        recording.host, gaps, _engine_thread(recording, gaps, threads, current)
-    )
+    engine = _engine_thread(recording, threads)
+    if engine != host.NO_THREAD:
+        gaps = _cut_at_steps(gaps, current)
+        threads = _responsible(recording, rank, gaps[1])
+        threads = np.where(intervals.at(current, gaps[0]) < 0, engine, threads)
+    explained = host.explain(recording.host, gaps, threads, engine)
     lost = host.within(_unrecorded(recording, rank), gaps)
     if not len(lost):
         return explained
@@ -215,19 +218,24 @@ def _responsible(recording: Recording, rank: Rank, gap_end: Ints) -> Ints:
     return host.responsible(gap_end, gpu["start"][rows], launched_by, main)
 
 
-def _engine_thread(
-    recording: Recording, gaps: tuple[Ints, Ints], thread: Ints, current: Pieces
-) -> Ints:
-    """Between steps the engine's own thread is charged, where the engine is another process."""
+def _engine_thread(recording: Recording, thread: Ints) -> int:
+    """The thread that makes the steps, where it belongs to another process than those charged.
+
+    Between steps it is charged itself; within them, where the others recorded nothing.
+    """
     processes = set(np.unique(recording.steps.process).tolist())
     used: list[int] = intervals.distinct(thread).tolist()
     owners = {recording.host.threads[number][0] for number in used if number >= 0}
     if not processes or not recording.host.threads or owners & processes:
-        return thread
+        return host.NO_THREAD
     nobody = np.zeros(len(recording.host.threads), np.int64)
-    engine = host.main_thread(recording.host, nobody, tuple(processes))
-    between = intervals.at(current, gaps[0]) < 0
-    return np.where(between & (engine >= 0), engine, thread)
+    return host.main_thread(recording.host, nobody, tuple(processes))
+
+
+def _cut_at_steps(gaps: tuple[Ints, Ints], current: Pieces) -> tuple[Ints, Ints]:
+    edges = intervals.distinct(np.concatenate([current.start, current.end]))
+    pieces = intervals.cut(Pieces(*gaps, np.arange(len(gaps[0]))), edges)
+    return pieces.start, pieces.end
 
 
 def _unrecorded(recording: Recording, rank: Rank) -> Pieces:
