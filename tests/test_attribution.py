@@ -265,3 +265,19 @@ def test_a_long_queue_is_one_piece() -> None:
         builder.kernel("gemm_x", BASE + start, BASE + start + 10)
     found = Trace([builder.build()]).attribute().request_segments["A"]
     assert (found.start[0], found.end[0]) == (BASE, BASE + 10_000)
+
+
+def test_a_worker_that_waits_is_explained_by_the_engine_of_another_process() -> None:
+    builder = Builder()
+    builder.step(1, BASE, BASE + 100, A="decode")
+    builder.span("host", BASE, BASE + 100)
+    builder.span("compute", BASE + 20, BASE + 70, process=2, thread=2)
+    worker = {"table": "states", "process": 2, "thread": 2, "state": "running"}
+    builder.row(**worker, start=BASE, end=BASE + 100)
+    builder.span("detokenize", BASE + 100, BASE + 110)
+    parts = builder.summary()["parts"]
+    assert {name: ns for name, ns in parts.items() if ns} == {
+        "compute.cpu": 50,
+        "scheduling.host": 50,
+        "scheduling.detokenize": 10,
+    }

@@ -32,10 +32,10 @@ def _execute(execute: Callable[..., Any]) -> Callable[..., Any]:
 
 TARGETS = {
     "vllm.v1.engine.core": {
+        "EngineCore.preprocess_add_request": spanned("vllm preprocess request"),
         "EngineCore.step": spanned("vllm step"),
         "EngineCore.step_with_batch_queue": spanned("vllm step"),
         "EngineCoreProc._handle_client_request": spanned("vllm handle request"),
-        "EngineCoreProc.preprocess_add_request": spanned("vllm preprocess request"),
     },
     "vllm.v1.worker.gpu_worker": {
         "Worker.execute_model": _execute,
@@ -44,9 +44,7 @@ TARGETS = {
         "Worker.compile_or_warm_up_model": spanned("vllm warm up", "jit"),
     },
     "vllm.v1.worker.cpu_worker": {
-        # Its own where it has one; the others it inherits from the worker above.
-        "CPUWorker.execute_model": _execute,
-        "CPUWorker.load_model": spanned("vllm load_model", "load"),
+        # What it overrides; the rest it inherits from the worker above.
         "CPUWorker.compile_or_warm_up_model": spanned("vllm warm up", "jit"),
     },
 }

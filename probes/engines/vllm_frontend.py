@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# When this task tokenised since its last request; the request's id comes into being after that.
-_tokenised: ContextVar[tuple[tuple[int, int], ...]] = ContextVar("rca_llm_tokenised", default=())
+# When this task tokenised. The request's id comes into being after that, often in another task, but
+# the time of its arrival, taken before, goes with it.
+_tokenised: ContextVar[tuple[int, int] | None] = ContextVar("rca_llm_tokenised", default=None)
+_by_arrival: dict[float, tuple[int, int]] = {}
+MAX_ARRIVALS = 4096
 _live: set[str] = set()
 
 
@@ -54,8 +57,24 @@ def _tokenize_async(tokenize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _note_tokenised(began: int) -> None:
-    # A task that tokenises and never makes a request (the /tokenize route) keeps a few.
-    _tokenised.set((*_tokenised.get()[-63:], (began, perf_counter_ns())))
+    _tokenised.set((began, perf_counter_ns()))
+
+
+def _hand_over(process: Callable[..., Any]) -> Callable[..., Any]:
+    """Plain or coroutine: only the call itself matters."""
+
+    def call(self: Any, prompt: Any, arrival_time: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            found = _tokenised.get()
+            if found is not None:
+                if len(_by_arrival) >= MAX_ARRIVALS:
+                    _by_arrival.clear()
+                _by_arrival[arrival_time] = found
+        except FAULTS:
+            pass
+        return process(self, prompt, arrival_time, *args, **kwargs)
+
+    return call
 
 
 def _process_inputs(process: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,9 +113,9 @@ def _added(request: Any) -> None:
     prompt = request.prompt_token_ids
     if prompt is not None:
         emit.event("prompt_tokens", name, now, len(prompt))
-    for began, ended in _tokenised.get():
-        emit.span("vllm tokenize", "tokenize", began, ended, name, overlaps=True)
-    _tokenised.set(())
+    found = _by_arrival.get(request.arrival_time)
+    if found is not None:
+        emit.span("vllm tokenize", "tokenize", found[0], found[1], name, overlaps=True)
 
 
 # ------------------------------------------------------------------ tokens out
@@ -184,6 +203,8 @@ TARGETS = {
     "vllm.renderers.base": {
         "BaseRenderer.tokenize_prompts": _tokenize,
         "BaseRenderer.tokenize_prompts_async": _tokenize_async,
+        "BaseRenderer.process_for_engine": _hand_over,
+        "BaseRenderer.process_for_engine_async": _hand_over,
     },
     "vllm.v1.engine.input_processor": {"InputProcessor.process_inputs": _process_inputs},
     "vllm.v1.engine.processor": {"Processor.process_inputs": _process_inputs},
