@@ -38,8 +38,22 @@ class Reader(Protocol):
 
 
 def load(*paths: str | os.PathLike[str]) -> Trace:
-    """The trace of one job from all its inputs, for instance one file a rank."""
-    return merge([read(path) for path in paths])
+    """The trace of one job from all its inputs, for instance one file a rank.
+
+    Of several, one that is damaged beyond use is a finding; the rest is read.
+    """
+    traces: list[Trace] = []
+    errors: list[tuple[str, UnreadableInput]] = []
+    for path in paths:
+        try:
+            traces.append(read(path))
+        except UnreadableInput as error:
+            errors.append((os.fspath(path), error))
+    if errors and not traces:
+        raise errors[0][1]
+    trace = merge(traces)
+    trace.findings += [Finding("truncated", 1, path, str(error)) for path, error in errors]
+    return trace
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
@@ -69,13 +83,16 @@ def reader_of(found: Source) -> Reader | None:
 def _read_entries(directory: Source) -> Trace:
     """What the entries of a directory hold together.
 
-    Entries of no known format are passed over; an unreadable one among sound ones is a finding.
+    Entries of no known format are passed over; an unreadable or empty one among sound ones is a
+    finding.
     """
     traces: list[Trace] = []
     refused: list[Finding] = []
     for path in entries(directory.path):
         found = source(path)
         reader = reader_of(found)
+        if not found.directory and not found.head:
+            refused.append(Finding("truncated", 1, path, f"{path}: byte 0: the file is empty"))
         try:
             traces += [] if reader is None else [reader.read(found)]
         except UnreadableInput as error:
