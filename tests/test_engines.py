@@ -1,0 +1,168 @@
+"""The wrappers of engines on small stand-ins for their classes, traced in real processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rca_llm.trace import Timeline
+from tests.traced import Traced, environment, texts, trace
+
+SCHEDULER = """
+class Scheduler:
+    def __init__(self):
+        self.requests, self.running, self.waiting = {}, [], []
+        self.kv_cache_manager = SimpleNamespace(
+            usage=0.5, block_pool=SimpleNamespace(get_num_free_blocks=lambda: 7))
+    def schedule(self, throttle_prefills=False):
+        return self.plan.pop(0)
+    def update_from_output(self, scheduler_output, model_runner_output):
+        return model_runner_output
+    def add_request(self, request):
+        self.requests[request.request_id] = request
+    def _preempt_request(self, request, timestamp):
+        request.num_computed_tokens = 0
+"""
+FRONTEND = """
+class OutputProcessor:
+    def __init__(self):
+        self.request_states = {}
+    def add_request(self, request, prompt, parent_req=None, request_index=0, queue=None):
+        self.request_states[request.request_id] = request
+    def process_outputs(self, outputs, engine_core_timestamp=None, iteration_stats=None):
+        for output in outputs:
+            if output.finish_reason is not None:
+                del self.request_states[output.request_id]
+    def abort_requests(self, request_ids, internal):
+        for name in request_ids:
+            del self.request_states[name]
+"""
+PROGRAM = """
+import time
+from types import SimpleNamespace as N
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.output_processor import OutputProcessor
+
+def step(new=(), cached=(), computed=(), resumed=(), **tokens):
+    return N(num_scheduled_tokens=tokens, scheduled_new_reqs=[N(req_id=n) for n in new],
+             scheduled_cached_reqs=N(req_ids=list(cached), num_computed_tokens=list(computed),
+                                     resumed_req_ids=set(resumed)))
+
+def out(**ended):
+    return {0: N(outputs=[N(request_id=n, new_token_ids=[5], finish_reason=e)
+                          for n, e in ended.items()])}
+
+frontend, engine = OutputProcessor(), Scheduler()
+for name in ("a", "b"):
+    request = N(request_id=name, external_req_id="client-" + name, arrival_time=time.time(),
+                prompt_token_ids=[1] * 8, num_prompt_tokens=8, num_computed_tokens=9)
+    frontend.add_request(request, None)
+    engine.add_request(request)
+one, two = step(new="a", a=8), step(new="b", cached="a", computed=[8], a=1, b=8)
+engine.plan = [one, two]
+engine.schedule(); engine.schedule()
+engine.update_from_output(one, out(a=None)); engine.update_from_output(two, out(a=None, b=None))
+engine._preempt_request(engine.requests["a"], time.monotonic())
+three = step(cached="ab", computed=[0, 8], resumed="a", a=10, b=1)
+engine.plan = [three]
+engine.schedule()
+ended = engine.update_from_output(three, out(a="stop", b=None))
+frontend.process_outputs(ended[0].outputs, time.monotonic(), None)
+frontend.abort_requests(["b"], internal=True)
+print("ran")
+"""
+
+
+def _install(folder: Path, name: str, code: str) -> None:
+    """A module of a stand-in package."""
+    path = folder.joinpath(*name.split("."))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for parent in path.relative_to(folder).parents[:-1]:
+        folder.joinpath(parent, "__init__.py").touch()
+    path.with_suffix(".py").write_text("from types import SimpleNamespace\n" + code)
+
+
+def _run(folder: Path, program: str = PROGRAM, **modules: str) -> Traced:
+    site = folder / "site"
+    for name, code in modules.items():
+        _install(site, name.replace("__", "."), code)
+    script = folder / "program.py"
+    script.write_text(program)
+    path = f"{environment()['PYTHONPATH']}:{site}"
+    return trace(folder, sys.executable, str(script), env=environment(PYTHONPATH=path))
+
+
+def _vllm(folder: Path) -> Timeline:
+    done = _run(
+        folder,
+        vllm__v1__core__sched__scheduler=SCHEDULER,
+        vllm__v1__engine__output_processor=FRONTEND,
+    )
+    assert (done.status, done.stdout, done.stderr) == (0, "ran\n", "")
+    return done.timeline()
+
+
+def test_vllm_steps_overlap_and_keep_their_batches(tmp_path: Path) -> None:
+    timeline = _vllm(tmp_path)
+    steps, batch = timeline["steps"], timeline["batch"]
+    assert steps["id"].tolist() == [1, 2, 3]
+    assert steps["start"][1] < steps["end"][0] < steps["end"][1]
+    rows = zip(
+        batch["step"].tolist(),
+        texts(timeline, "batch", "request"),
+        texts(timeline, "batch", "phase"),
+        batch["tokens"].tolist(),
+        strict=True,
+    )
+    assert sorted(rows) == [
+        (0, "client-a", "prefill", 8),
+        (1, "client-a", "decode", 1),
+        (1, "client-b", "prefill", 8),
+        (2, "client-a", "recompute", 10),
+        (2, "client-b", "decode", 1),
+    ]
+
+
+def test_vllm_requests_have_the_ids_of_clients_and_their_ends(tmp_path: Path) -> None:
+    timeline = _vllm(tmp_path)
+    table = timeline["requests"]
+    assert texts(timeline, "requests", "id") == ["client-a", "client-b"]
+    assert texts(timeline, "requests", "status") == ["finished", "aborted"]
+    assert table["prompt_tokens"].tolist() == [8, 8]
+    assert table["output_tokens"].tolist() == [3, 2]
+    assert (table["arrival"] <= table["scheduled"]).all()
+    assert (table["scheduled"] < table["first_token"]).all()
+    marks = list(
+        zip(texts(timeline, "marks", "name"), texts(timeline, "marks", "request"), strict=True)
+    )
+    assert ("preempted", "client-a") in marks
+    assert ("resumed", "client-a") in marks
+
+
+def test_vllm_samples_its_queues_and_its_cache(tmp_path: Path) -> None:
+    timeline = _vllm(tmp_path)
+    metrics = texts(timeline, "samples", "metric")
+    values = dict(zip(metrics, timeline["samples"]["value"].tolist(), strict=True))
+    assert (values["kv.usage"], values["kv.free_blocks"], values["queue.waiting"]) == (0.5, 7, 0)
+
+
+def test_an_engine_without_the_names_we_know_runs_as_it_is(tmp_path: Path) -> None:
+    program = "from vllm.v1.core.sched.scheduler import Scheduler\nprint(Scheduler().schedule())"
+    done = _run(
+        tmp_path,
+        program,
+        vllm__v1__core__sched__scheduler="class Scheduler:\n  def schedule(self): return 3\n",
+    )
+    assert (done.status, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+def test_an_engine_that_fails_fails_as_without_us(tmp_path: Path) -> None:
+    program = (
+        "from vllm.v1.core.sched.scheduler import Scheduler\n"
+        "try: Scheduler().schedule(1, throttle_prefills=2)\n"
+        "except KeyError as error: print(repr(error))"
+    )
+    code = "class Scheduler:\n  def schedule(self, *a, **k): raise KeyError(a, k)\n"
+    done = _run(tmp_path, program, vllm__v1__core__sched__scheduler=code)
+    assert done.stdout == "KeyError((1,), {'throttle_prefills': 2})\n"
+    assert done.stderr == ""
