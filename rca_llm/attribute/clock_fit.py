@@ -58,7 +58,7 @@ class Fit:
         """What to add to each time, ns."""
         since = (times - self.at[0]).astype(np.float64)
         knots = (self.at - self.at[0]).astype(np.float64)
-        found = np.interp(since, knots, self.extra)
+        found: Floats = np.interp(since, knots, self.extra)
         found += self.before * np.minimum(since, 0)
         found += self.after * np.maximum(since - knots[-1], 0)
         added: Ints = np.rint(found).astype(np.int64)
@@ -88,7 +88,8 @@ def fit(times: Ints, target: Ints) -> Fit:
     lines = [_line(t[piece], d[piece]) for piece in pieces]
     knots, extra = _knots(t, d, pieces, lines)
     outside = [line.slope if line.sure else 0.0 for line in (lines[0], lines[-1])]
-    residual = np.abs(d - np.interp(t, knots, extra))
+    fitted: Floats = np.interp(t, knots, extra)
+    residual = np.abs(d - fitted)
     scatter = int(np.ceil(2 * np.quantile(residual, 0.95))) if len(t) >= FEW else None
     steps = tuple(
         (int(times[piece.start]), round(float(old.at(t[piece.start]) - new.at(t[piece.start]))))
