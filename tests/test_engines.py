@@ -154,6 +154,13 @@ def test_an_engine_without_the_names_we_know_runs_as_it_is(tmp_path: Path) -> No
         vllm__v1__core__sched__scheduler="class Scheduler:\n  def schedule(self): return 3\n",
     )
     assert (done.status, done.stdout, done.stderr) == (0, "3\n", "")
+    probes = done.timeline().header.extra["probes"]
+    names = [
+        f"vllm.v1.core.sched.scheduler.Scheduler.{name}" for name in ("schedule", "add_request")
+    ]
+    assert probes["attached"] == names[:1]
+    assert names[1] in probes["missing"]
+    assert probes["failed"] == []
 
 
 def test_an_engine_that_fails_fails_as_without_us(tmp_path: Path) -> None:

@@ -474,8 +474,14 @@ def _describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, A
         host=next((segment.text("host") for segment in segments), None) or None,
         rank=_single(segments, "rank"),
         world_size=_single(segments, "world_size"),
+        engine=next((text for _, _, text in _told(segments, "engine")), None),
         graph_level=header.graph_level,
-        extra={**header.extra, "status": manifest.get("status"), "gaps": _all_gaps(segments)},
+        extra={
+            **header.extra,
+            "status": manifest.get("status"),
+            "gaps": _all_gaps(segments),
+            "probes": _probes(segments),
+        },
     )
     traced = [own for own in segments if own.header["writer"] != layout.WRITER_LAUNCHER]
     timeline.add("processes", _processes(timeline, segments, traced))
@@ -503,6 +509,15 @@ def _single(segments: list[Segment], key: str) -> int | None:
     """A header number that all processes which know it agree on."""
     values = {int(segment.header[key]) for segment in segments} - {-1}
     return values.pop() if len(values) == 1 else None
+
+
+def _probes(segments: list[Segment]) -> dict[str, list[str]]:
+    """The functions of engines that were wrapped, that were not there, and what failed."""
+    states = ("attached", "missing", "failed")
+    return {
+        state: sorted({text for _, _, text in _told(segments, f"probe.{state}")})
+        for state in states
+    }
 
 
 def _all_gaps(segments: list[Segment]) -> list[tuple[int, int]]:
