@@ -58,7 +58,7 @@ class Fit:
         """What to add to each time, ns."""
         since = (times - self.at[0]).astype(np.float64)
         knots = (self.at - self.at[0]).astype(np.float64)
-        found: Floats = np.interp(since, knots, self.extra)
+        found = _between(since, knots, self.extra)
         found += self.before * np.minimum(since, 0)
         found += self.after * np.maximum(since - knots[-1], 0)
         added: Ints = np.rint(found).astype(np.int64)
@@ -88,8 +88,7 @@ def fit(times: Ints, target: Ints) -> Fit:
     lines = [_line(t[piece], d[piece]) for piece in pieces]
     knots, extra = _knots(t, d, pieces, lines)
     outside = [line.slope if line.sure else 0.0 for line in (lines[0], lines[-1])]
-    fitted: Floats = np.interp(t, knots, extra)
-    residual = np.abs(d - fitted)
+    residual = np.abs(d - _between(t, knots, extra))
     scatter = int(np.ceil(2 * np.quantile(residual, 0.95))) if len(t) >= FEW else None
     steps = tuple(
         (int(times[piece.start]), round(float(old.at(t[piece.start]) - new.at(t[piece.start]))))
@@ -97,6 +96,16 @@ def fit(times: Ints, target: Ints) -> Fit:
     )
     at = times[0] + knots.astype(np.int64)
     return Fit(at, base, extra, outside[0], outside[1], scatter, steps)
+
+
+def _between(t: Floats, knots: Floats, values: Floats) -> Floats:
+    """Values at some times, linear between ascending knots and level outside."""
+    if len(knots) == 1:
+        return np.full(len(t), values[0])
+    row = np.clip(np.searchsorted(knots, t, "right") - 1, 0, len(knots) - 2)
+    run = knots[row + 1] - knots[row]
+    share = np.clip((t - knots[row]) / run, 0.0, 1.0)
+    return np.asarray(values[row] + share * (values[row + 1] - values[row]), np.float64)
 
 
 def _line(t: Floats, d: Floats) -> _Line:

@@ -142,7 +142,7 @@ def _fits(ends: _Ends, clocks: int) -> dict[int, _Found]:
     The reference is preferred: every clock in between adds its own uncertainty.
     """
     present = known(ends.end).astype(np.int64)
-    ties: Ints = present.T @ present
+    ties: Ints = np.dot(np.transpose(present), present)
     ties[0] *= 2
     found: dict[int, _Found] = {}
     joined, rest = [0], list(range(1, clocks))
