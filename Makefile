@@ -1,5 +1,6 @@
 # make demo   a traced example server under load: demo/report.html, demo/summary.json and the table
 # make test   lint, types and every test
+# make test-engines   the tests against a real vLLM on the CPU (installs it: 3.5 GB)
 #
 # Both set up .venv by themselves. Needs python3 (3.10 or later) with venv; a C compiler and
 # Python's headers for the native parts. PYTHON=… picks the interpreter.
@@ -11,10 +12,12 @@ SOURCES = pyproject.toml setup.py $(wildcard probes/native/*.c probes/native/*.h
 CHECKED = rca_llm probes exporters examples tests benchmarks setup.py
 LOAD ?= --requests 24
 
-.PHONY: demo test lint types pytest build docs bench clean help
+ENGINES ?= .venv-engines
+
+.PHONY: demo test test-engines lint types pytest build docs bench clean help
 
 help:
-	@sed -n 's/^# //p' Makefile | head -2
+	@sed -n 's/^# //p' Makefile | head -3
 
 # --- Environment: a stamp for each set of packages ---
 
@@ -49,6 +52,14 @@ types: $(VENV)/.installed-dev
 
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
+
+# Only a CPU build of torch: elsewhere this would be gigabytes of CUDA.
+$(ENGINES)/.installed: tests/engines/vllm.sh
+	sh tests/engines/vllm.sh $(PYTHON) $(ENGINES)
+	@touch $@
+
+test-engines: $(VENV)/.installed-dev $(ENGINES)/.installed
+	RCA_LLM_VLLM_PYTHON=$(abspath $(ENGINES))/bin/python $(BIN)/python -m pytest -rP tests/engines
 
 # --- What maintainers run ---
 

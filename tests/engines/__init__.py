@@ -1,0 +1,1 @@
+"""Tests against real engines, in an environment of their own (`make test-engines`)."""

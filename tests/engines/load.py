@@ -1,0 +1,103 @@
+"""Streams completions from a server at once, as real HTTP clients do, and notes their times.
+
+Standard library only: it runs beside any engine, in the test's own process or as a program.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from dataclasses import dataclass
+
+
+@dataclass
+class Call:
+    """One request as its client saw it; times are ns of CLOCK_MONOTONIC."""
+
+    prompt_tokens: int
+    max_tokens: int
+    submitted: int = 0
+    first: int = 0
+    ended: int = 0
+    id: str = ""
+    text: str = ""
+    error: str = ""
+
+
+def calls(count: int) -> list[Call]:
+    """Requests of mixed length: short and long prompts, short and long answers."""
+    prompts, answers = (16, 64, 200, 400), (8, 24, 48)
+    return [
+        Call(prompts[number % len(prompts)], answers[number % len(answers)])
+        for number in range(count)
+    ]
+
+
+def run(port: int, work: list[Call], gap_s: float) -> None:
+    """Send one request every `gap_s`, whether the earlier ones have ended or not."""
+    threads = [threading.Thread(target=stream, args=(port, call)) for call in work]
+    for thread in threads:
+        thread.start()
+        time.sleep(gap_s)
+    for thread in threads:
+        thread.join()
+
+
+def stream(port: int, call: Call, stop_after: int | None = None) -> None:
+    """Send one request and read its answer; hang up after so many pieces if told to."""
+    body = {
+        "model": "tiny",
+        "prompt": "x" * call.prompt_tokens,
+        "max_tokens": call.max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    try:
+        call.submitted = time.monotonic_ns()
+        connection.request(
+            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+        )
+        _read(connection.getresponse(), call, stop_after)
+    except OSError as error:
+        call.error = str(error)
+    finally:
+        connection.close()
+
+
+def _read(response: http.client.HTTPResponse, call: Call, stop_after: int | None) -> None:
+    if response.status != 200:
+        call.error = f"status {response.status}: {response.read(500)!r}"
+        return
+    pieces = 0
+    for line in response:
+        if not line.startswith(b"data: {"):
+            continue
+        now = time.monotonic_ns()
+        piece = json.loads(line[6:])
+        call.id = piece["id"]
+        call.text += piece["choices"][0]["text"]
+        call.first = call.first or now
+        call.ended = now
+        pieces += 1
+        if pieces == stop_after:
+            return
+
+
+def wait_until_ready(port: int, seconds: float, alive: threading.Event) -> bool:
+    """Whether the server answers its health check in time; `alive` is cleared when it has died."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends and alive.is_set():
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return True
+        except OSError:
+            time.sleep(0.5)
+        finally:
+            connection.close()
+    return False

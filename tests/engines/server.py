@@ -1,0 +1,123 @@
+"""A traced `vllm serve` of a small random model, with a collector for the spans it exports."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.engines import load
+from tests.traced import TRACE, environment
+
+HERE = Path(__file__).resolve().parent
+OPTIONS = [
+    "--served-model-name=tiny",
+    "--dtype=float32",
+    "--enforce-eager",
+    "--max-num-batched-tokens=512",
+    "--max-model-len=512",
+    "--no-enable-prefix-caching",
+]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that answers: where, and what it leaves behind."""
+
+    port: int
+    run: Path
+    spans: Path
+    python: str
+
+    def stamps(self) -> dict[str, dict[str, Any]]:
+        """What vLLM says of its requests, by id; once the server has ended."""
+        command = [self.python, str(HERE / "stamps.py"), str(self.spans)]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return {row["gen_ai.request.id"]: row for row in json.loads(told)}
+
+
+@contextmanager
+def serve(python: str, model: Path, folder: Path, *options: str) -> Iterator[Served]:
+    """Serve until the block is left; the run is finished then."""
+    port, spans = _free_port(), folder / "spans"
+    spans.mkdir(parents=True)
+    with _collector(spans) as endpoint, (folder / "log").open("wb") as log:
+        run = folder / "run.rca"
+        command = [*TRACE, "-o", str(run), "--", python, "-m", "vllm.entrypoints.cli.main"]
+        command += ["serve", str(model), f"--port={port}", *OPTIONS, *options]
+        command += [f"--otlp-traces-endpoint={endpoint}"]
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=_environment(), cwd=folder, start_new_session=True
+        )
+        try:
+            _wait(process, port, folder / "log")
+            yield Served(port, run, spans, python)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=120)
+
+
+def _environment() -> dict[str, str]:
+    return environment(
+        HF_HUB_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        OTEL_EXPORTER_OTLP_TRACES_PROTOCOL="http/protobuf",
+        OTEL_BSP_SCHEDULE_DELAY="500",
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    alive = threading.Event()
+    alive.set()
+
+    def watch() -> None:
+        process.wait()
+        alive.clear()
+
+    threading.Thread(target=watch, daemon=True).start()
+    assert load.wait_until_ready(port, 300, alive), log.read_text(errors="replace")[-3000:]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _collector(folder: Path) -> Iterator[str]:
+    """An OTLP endpoint that writes every message into a file."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            name = f"{len(os.listdir(folder)):06d}-{threading.get_ident()}"
+            (folder / name).write_bytes(body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces"
+    finally:
+        server.shutdown()
+
+
+def make_model(python: str, folder: Path) -> Path:
+    """The small model, made by the engine's own libraries."""
+    subprocess.run([python, str(HERE / "tiny_llama.py"), str(folder)], check=True)
+    return folder

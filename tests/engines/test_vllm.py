@@ -1,0 +1,171 @@
+"""A real vLLM on the CPU: every request explained, as vLLM and its clients time it.
+
+Needs an environment with vLLM for the CPU; RCA_LLM_VLLM_PYTHON names its interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from rca_llm.readers import read
+from rca_llm.trace import Timeline
+from tests.engines import load, server
+
+PYTHON = os.environ.get("RCA_LLM_VLLM_PYTHON", "")
+if not PYTHON:
+    pytest.skip("RCA_LLM_VLLM_PYTHON is not set (make test-engines)", allow_module_level=True)
+
+MS = 1_000_000
+CLOSE = 2 * MS
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One load on one server, seen by the client, by vLLM and by us."""
+
+    calls: dict[str, load.Call]
+    hung_up: load.Call
+    stamps: dict[str, dict[str, Any]]
+    timeline: Timeline
+    summary: dict[str, Any]
+
+    @property
+    def requests(self) -> dict[str, dict[str, Any]]:
+        """The rows of the requests, without that which the client gave up."""
+        rows = {row["id"]: row for row in self.summary["requests"]}
+        return {id: row for id, row in rows.items() if not id.startswith(self.hung_up.id)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return server.make_model(PYTHON, tmp_path_factory.mktemp("model"))
+
+
+def _record(model: Path, folder: Path, *options: str) -> Recorded:
+    calls = load.calls(40)
+    hung_up = load.Call(50, 400)
+    with server.serve(PYTHON, model, folder, *options) as served:
+        load.run(served.port, calls, 0.03)
+        load.stream(served.port, hung_up, stop_after=3)
+        load.stream(served.port, load.Call(16, 8))  # the server notices the hang-up meanwhile
+    assert not [call.error for call in calls if call.error]
+    trace = read(served.run)
+    report = trace.attribute()
+    # The OpenAI server appends the number of the prompt to the id that it gives its client.
+    by_id = {f"{call.id}-0": call for call in calls}
+    return Recorded(by_id, hung_up, served.stamps(), trace.timelines[0], report.summary)
+
+
+@pytest.fixture(scope="module")
+def loaded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return _record(model, tmp_path_factory.mktemp("loaded"), "--max-num-seqs=4")
+
+
+@pytest.fixture(scope="module")
+def preempted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    options = ("--max-num-seqs=8", "--block-size=32", "--num-gpu-blocks-override=20")
+    return _record(model, tmp_path_factory.mktemp("preempted"), *options)
+
+
+def test_no_request_is_missing_and_only_the_last_is_extra(loaded: Recorded) -> None:
+    extra = set(loaded.requests) - set(loaded.calls)
+    assert set(loaded.calls) <= set(loaded.requests)
+    assert len(extra) == 1
+
+
+def test_times_are_those_of_vllm(loaded: Recorded) -> None:
+    worst = dict.fromkeys(("arrival", "queue", "first token", "finish"), 0)
+    for id in loaded.calls:
+        row, told = loaded.requests[id], loaded.stamps[id]
+        worst["arrival"] = max(worst["arrival"], abs(row["start_ns"] - told["start"]))
+        end = row["start_ns"] + row["latency_ns"]
+        # vLLM's e2e latency ends when the last output reaches the frontend, its span once that is
+        # detokenised.
+        assert end >= told["start"] + told["gen_ai.latency.e2e"] * 1e9
+        worst["finish"] = max(worst["finish"], abs(end - told["end"]))
+        for name, value in _between(loaded.timeline, id).items():
+            stated = told[name] * 1e9
+            key = "queue" if name.endswith("queue") else "first token"
+            worst[key] = max(worst[key], abs(value - stated))
+    print("worst difference, us:", {name: ns // 1000 for name, ns in worst.items()})
+    assert max(worst.values()) < CLOSE, worst
+
+
+def _between(timeline: Timeline, id: str) -> dict[str, int]:
+    """A request's queued and prefill time from its records."""
+    code = timeline.strings.find(id)
+    table, marks = timeline["requests"], timeline["marks"]
+    row = int((table["id"] == code).argmax())
+    queued = marks["t"][
+        (marks["request"] == code) & (marks["name"] == timeline.strings.find("queued"))
+    ]
+    scheduled, first = int(table["scheduled"][row]), int(table["first_token"][row])
+    return {
+        "gen_ai.latency.time_in_queue": scheduled - int(queued.min()),
+        "gen_ai.latency.time_in_model_prefill": first - scheduled,
+    }
+
+
+def test_token_counts_are_those_that_were_asked_for(loaded: Recorded) -> None:
+    for id, call in loaded.calls.items():
+        row = loaded.requests[id]
+        assert (row["prompt_tokens"], row["output_tokens"]) == (call.prompt_tokens, call.max_tokens)
+
+
+def test_shares_add_up_and_leave_little_unexplained(loaded: Recorded) -> None:
+    rows = loaded.requests.values()
+    for row in rows:
+        assert sum(row["shares"].values()) == row["latency_ns"] == sum(row["parts"].values())
+    total = sum(row["latency_ns"] for row in rows)
+    assert sum(row["parts"].get("scheduling.other", 0) for row in rows) <= 0.03 * total
+
+
+def test_above_capacity_most_time_is_the_queue_and_the_rest_computes(loaded: Recorded) -> None:
+    sums: dict[str, int] = {}
+    for row in loaded.requests.values():
+        for name, ns in row["parts"].items():
+            sums[name] = sums.get(name, 0) + ns
+    assert sums.pop("scheduling.queue") > sum(sums.values())
+    assert max(sums, key=lambda name: sums[name]) == "compute.cpu"
+    assert sums["scheduling.tokenize"] > 0
+    assert sums["scheduling.detokenize"] > 0
+
+
+def test_the_client_saw_the_same_with_the_way_there_and_back(loaded: Recorded) -> None:
+    late = [
+        call.ended - call.submitted - loaded.requests[id]["latency_ns"]
+        for id, call in loaded.calls.items()
+    ]
+    assert min(late) >= 0
+    print(f"client beyond the server: median {median(late) / MS:.1f} ms, max {max(late) / MS:.1f}")
+
+
+def test_a_request_whose_client_hung_up_is_aborted(loaded: Recorded) -> None:
+    ids = {row["id"]: row["status"] for row in loaded.summary["requests"]}
+    assert ids[f"{loaded.hung_up.id}-0"] == "aborted"
+
+
+def test_every_step_has_its_batch_and_the_killed_engine_lost_none(loaded: Recorded) -> None:
+    steps = loaded.summary["steps"]
+    assert [step["id"] for step in steps] == list(range(1, len(steps) + 1))
+    assert all(step["requests"] for step in steps)
+    assert sum(step["prefill_tokens"] for step in steps) >= sum(
+        call.prompt_tokens for call in loaded.calls.values()
+    )
+    assert max(step["requests"] for step in steps) == 4
+
+
+def test_preempted_requests_show_it_and_compute_again(preempted: Recorded) -> None:
+    told = preempted.timeline.strings.find("preempted")
+    assert (preempted.timeline["marks"]["name"] == told).sum() > 0
+    hit = [row for row in preempted.requests.values() if row["parts"].get("scheduling.preempt")]
+    assert hit
+    assert any(row["parts"].get("scheduling.recompute") for row in hit)
+    for row in preempted.requests.values():
+        assert sum(row["parts"].values()) == row["latency_ns"]
