@@ -17,6 +17,7 @@ COMMANDS = {
     "report": "read traces, attribute their time, write an HTML report and the summary as JSON",
     "export": "write traces and their report for another tool",
     "compare": "say what changed between two traces, and why",
+    "whatif": "say what latency would be if a cause were removed or scaled",
 }
 """The commands by name, each with its line in the help; their modules are `rca_llm.commands.*`."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rca_llm.cli import main
-from rca_llm.commands.compare import spread_with
+from rca_llm.commands.variadic import spread
 from rca_llm.compare import compare
 from rca_llm.exporters import comparison
 from rca_llm.trace import Trace
@@ -123,7 +123,7 @@ def test_the_page_escapes_hostile_names() -> None:
 def test_everything_after_with_is_the_other_side() -> None:
     given = ["a", "b", "--with", "c", "d", "--json", "x", "-o", "y"]
     wanted = ["a", "b", "--with", "c", "--with", "d", "--json", "x", "-o", "y"]
-    assert spread_with(given) == wanted
+    assert spread(given, "--with", ["--json", "-o"]) == wanted
 
 
 def events(path: Path, kernel: int) -> str:

@@ -8,35 +8,14 @@ import click
 import msgspec
 
 from rca_llm import output
+from rca_llm.commands.variadic import Variadic
 from rca_llm.compare import compare
 from rca_llm.errors import RcaError
 from rca_llm.exporters import comparison
 from rca_llm.readers import load
 
 
-class _Command(click.Command):
-    """A command whose `--with` takes every path up to the next option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread_with(args))
-
-
-def spread_with(args: list[str]) -> list[str]:
-    """The same arguments with `--with A B` written as `--with A --with B`."""
-    found: list[str] = []
-    after = False
-    for place, argument in enumerate(args):
-        if argument.startswith("-") and len(argument) > 1:
-            after = argument == "--with"
-            found += [] if after else [argument]
-            continue
-        value_of_option = place > 0 and args[place - 1] in ("-o", "--output", "--json")
-        after = after and not value_of_option
-        found += ["--with", argument] if after else [argument]
-    return found
-
-
-@click.command("compare", cls=_Command)
+@click.command("compare", cls=Variadic)
 @click.argument("base", nargs=-1, required=True, metavar="BASE…")
 @click.option(
     "--with",

@@ -1,0 +1,48 @@
+"""What-if answers in the terminal: latencies as measured and as replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rca_llm.exporters import units
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLUMNS = ("", "measured", "replayed", "saved", "")
+
+
+def rows(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The table's rows as texts; times nobody knows are left out."""
+    for key, words in (("latency", "latency"), ("ttft", "time to first token")):
+        for figure in ("mean", "p50", "p99"):
+            yield from _row(f"{words}, {figure}", found[key][figure])
+    yield from _row("step, mean", found["steps"])
+    yield from _row("window", found["window"])
+
+
+def _row(name: str, change: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    old, new = change["measured_ns"], change["replayed_ns"]
+    if old is None or new is None:
+        return
+    saved = units.duration(abs(old - new))
+    sign = "−" if new > old else ""
+    share = units.percent(units.ratio(abs(old - new), old))
+    yield name, units.duration(old), units.duration(new), f"{sign}{saved}", share
+
+
+def show(found: Mapping[str, Any], settings: Sequence[str], console: Console | None = None) -> None:
+    """Print an answer to a console, standard output by default."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console or Console(highlight=False)
+    out.print(Text(f"If {', '.join(settings)}: replay of the dependency graph", style="bold"))
+    table = Table(box=None, pad_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name else "left")
+    for row in rows(found):
+        table.add_row(*(Text(cell) for cell in row))
+    out.print(table)

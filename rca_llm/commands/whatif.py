@@ -1,0 +1,47 @@
+"""`rca-llm whatif`: what latency would be if a cause were removed or scaled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from rca_llm import output
+from rca_llm.commands.variadic import Variadic
+from rca_llm.exporters import prediction
+from rca_llm.readers import load
+from rca_llm.whatif import factors, whatif
+
+
+@click.command("whatif", cls=Variadic)
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT…")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    required=True,
+    metavar="NAME=FACTOR…",
+    help="A class or part and the factor of its time, as communication=0 scheduling.launch=0.1.",
+)
+@click.option("--json", "document", type=click.Path(path_type=Path), help="The answer as JSON.")
+@click.option("--force", is_flag=True, help="Overwrite an output that exists.")
+def command(
+    inputs: tuple[str, ...], settings: tuple[str, ...], document: Path | None, force: bool
+) -> None:
+    """Replay the dependency graph of a trace with changed durations.
+
+    A class stands for all its parts that can be set; waiting, queueing and interference follow.
+    """
+    changed = factors(settings)
+    if document is not None:
+        output.check_target(document, force=force)
+    found = whatif(load(*inputs).attribute(), changed)
+    if document is not None:
+        text = msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+        output.write(document, lambda draft: _store(draft, text), force=force)
+    prediction.show(found, settings)
+
+
+def _store(target: Path, data: bytes) -> None:
+    target.write_bytes(data)

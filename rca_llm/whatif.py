@@ -1,0 +1,186 @@
+"""What latency would be if some parts took another time, from replaying the dependency graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rca_llm.attribute import job as jobs
+from rca_llm.attribute import requests as lives_of
+from rca_llm.attribute.job import Job
+from rca_llm.attribute.parts import PARTS
+from rca_llm.attribute.requests import Life
+from rca_llm.attribute.view import engine_view
+from rca_llm.errors import RcaError
+from rca_llm.replay import Graph, Replay, graph, rank_of, replay
+from rca_llm.report import Report
+from rca_llm.summary.requests import latency
+from rca_llm.summary.stats import mean, percentile
+from rca_llm.table import Array, Ints
+
+SCHEMA = "rca-llm/whatif/1"
+
+DERIVED = (
+    *("communication.wait", "scheduling.queue", "scheduling.preempt", "scheduling.recompute"),
+    *("scheduling.prefill_interference", "scheduling.client"),
+    *("unknown.not_traced", "unknown.not_recorded"),
+)
+"""Parts that follow from the others, or that nobody can change."""
+
+
+def factors(settings: Sequence[str]) -> dict[str, float]:
+    """The factor of every part that `NAME=FACTOR` settings change; a class stands for its parts.
+
+    Raises `RcaError` for anything else.
+    """
+    found: dict[str, float] = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        parts = [p for p in PARTS if name in (p, p.partition(".")[0]) and p not in DERIVED]
+        if name in DERIVED:
+            raise RcaError(f"{name} follows from the other parts and cannot be set")
+        if not parts:
+            raise RcaError(f"{name}: no such class or part; see the parts of a report")
+        found |= dict.fromkeys(parts, _factor(text, setting))
+    return found
+
+
+def _factor(text: str, setting: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise RcaError(f"{setting}: expected NAME=FACTOR with a factor of 0 or more")
+    return value
+
+
+@dataclass(frozen=True)
+class Model:
+    """A job and its dependency graph, ready to be replayed."""
+
+    job: Job
+    lives: list[Life]
+    graph: Graph
+
+
+def model(report: Report) -> Model:
+    """The dependency graph behind a report."""
+    job = jobs.attribute(report.trace.timelines)
+    lives = _lives(job)
+    return Model(job, lives, graph(job, lives))
+
+
+def _lives(job: Job) -> list[Life]:
+    """The lives of all requests whose arrival is known, each once."""
+    found: dict[str, Life] = {}
+    for number, (recording, partition) in enumerate(job.ranks):
+        requests = lives_of.requests_of(recording.timeline)
+        fresh = [request for request in requests if request.id not in found]
+        view = engine_view(job.ranks, number, job.collectives) if fresh else None
+        for request in fresh:
+            life = None if view is None else lives_of.life(request, recording, partition, view)
+            if life is not None:
+                found[request.id] = life
+    return list(found.values())
+
+
+def whatif(report: Report, changed: Mapping[str, float]) -> dict[str, Any]:
+    """Latencies, steps and the window as measured and as replayed with changed durations."""
+    found = model(report)
+    new = replay(found.graph, changed)
+    rows = [row for life in found.lives if (row := _request(found, new, life, changed))]
+    steps = _steps(found, new)
+    return {
+        "schema": SCHEMA,
+        "set": dict(changed),
+        "latency": _figures(rows, "latency"),
+        "ttft": _figures(rows, "ttft"),
+        "steps": _change(mean([a for a, _ in steps]), mean([b for _, b in steps]), len(steps)),
+        "window": _window(found, new),
+        "requests": rows,
+    }
+
+
+def _request(
+    found: Model, new: Replay, life: Life, changed: Mapping[str, float]
+) -> dict[str, Any] | None:
+    """A finished request as measured and as replayed; None of any other."""
+    request, lasted = life.request, latency(life.request)
+    number = rank_of(found.job, life)
+    if request.arrival is None or lasted is None or number is None or request.status != "finished":
+        return None
+    last = request.tokens[-1] if request.tokens else request.finished or request.arrival
+    clock, base = new.clocks[number], found.graph.base
+    tail = life.pieces.clip(last, max(last, request.finished or last))
+    scale = np.array([changed.get(part, 1.0) for part in PARTS])
+    rest = float(((tail.end - tail.start) * scale[tail.label]).sum())
+    end = float(clock(np.array([last - base]))[0]) + rest
+    first = request.first_token
+    begun = None if first is None else round(float(clock(np.array([first - base]))[0]))
+    arrival = request.arrival - base
+    return {
+        "id": request.id,
+        "latency_ns": lasted,
+        "new_latency_ns": max(round(end) - arrival, 0),
+        "ttft_ns": None if first is None else max(first - request.arrival, 0),
+        "new_ttft_ns": None if begun is None else max(begun - arrival, 0),
+    }
+
+
+def _figures(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """Mean and percentiles of a time over the requests, as measured and as replayed."""
+    told = [row for row in rows if row[f"{name}_ns"] is not None]
+    old: list[int] = sorted(row[f"{name}_ns"] for row in told)
+    new: list[int] = sorted(row[f"new_{name}_ns"] for row in told)
+    return {
+        "count": len(told),
+        "mean": _change(mean(old), mean(new)),
+        "p50": _change(percentile(old, 50), percentile(new, 50)),
+        "p99": _change(percentile(old, 99), percentile(new, 99)),
+    }
+
+
+def _change(old: int | None, new: int | None, count: int | None = None) -> dict[str, Any]:
+    saved = None if old is None or new is None else old - new
+    row: dict[str, Any] = {"measured_ns": old, "replayed_ns": new, "saved_ns": saved}
+    return row if count is None else {"count": count} | row
+
+
+def _steps(found: Model, new: Replay) -> list[tuple[int, int]]:
+    """The durations of all steps, their device work included, as measured and as replayed, ns."""
+    rows: list[tuple[int, int]] = []
+    work, base = found.graph.work, found.graph.base
+    for number, (recording, partition) in enumerate(found.job.ranks):
+        clock, steps = new.clocks[number], partition.steps
+        start, end = recording.steps.start - base, recording.steps.end - base
+        mine = np.flatnonzero((work.rank == number) & (work.step >= 0))
+        old = _lasting(start, end, work.step[mine], work.end[mine])[steps]
+        replayed = _lasting(clock(start), clock(end), work.step[mine], new.end[mine])[steps]
+        rows += zip(old.tolist(), replayed.tolist(), strict=True)
+    return rows
+
+
+def _lasting(start: Array, end: Array, step: Ints, done: Array) -> Ints:
+    """From each step's start to the later of its end and the end of its work, ns."""
+    last: Array = end.astype(np.float64)
+    np.maximum.at(last, step, done)
+    return np.asarray(np.rint(last - start), np.int64)
+
+
+def _window(found: Model, new: Replay) -> dict[str, Any]:
+    """The time from the first to the last record of the rank that ends last."""
+    work = found.graph.work
+    old: list[int] = []
+    replayed: list[int] = []
+    for number, (_, partition) in enumerate(found.job.ranks):
+        rank, base = partition.rank, found.graph.base
+        edges = new.clocks[number](np.array([rank.start - base, rank.end - base]))
+        mine = new.end[work.rank == number]
+        end = max(float(edges[1]), float(mine.max(initial=-np.inf)))
+        old.append(rank.span)
+        replayed.append(round(end - float(edges[0])))
+    return _change(max(old, default=None), max(replayed, default=None))

@@ -1,0 +1,244 @@
+"""Replay: unchanged it gives the measured times back; changed it follows the dependencies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rca_llm.cli import main
+from rca_llm.errors import RcaError
+from rca_llm.trace import Trace
+from rca_llm.whatif import factors, whatif
+from tests.scenes import GEMM, MS, US, Scene, spread
+
+PERIOD = 10 * MS
+
+
+def answer(*scenes: Scene, **changed: float) -> dict[str, Any]:
+    """What a replay of some ranks says; names of parts with __ for the dot."""
+    names = {name.replace("__", "."): factor for name, factor in changed.items()}
+    report = Trace([scene.build() for scene in scenes]).attribute()
+    return whatif(report, factors([f"{name}={factor}" for name, factor in names.items()]))
+
+
+def saved(found: dict[str, Any]) -> int:
+    """What the mean latency loses."""
+    number = found["latency"]["mean"]["saved_ns"]
+    assert isinstance(number, int)
+    return number
+
+
+def serving() -> Scene:
+    """Twenty steps with two milliseconds of host work in each but the first."""
+    scene = Scene()
+    scene.serve(idle=spread(range(1, 20), 4 * MS, 2 * MS))
+    for i in range(1, 20):
+        scene.span("host", i * PERIOD + 4 * MS, i * PERIOD + 6 * MS, name="sample")
+    return scene
+
+
+def test_nothing_changed_is_what_was_measured() -> None:
+    found = answer(serving())
+    assert saved(found) == 0
+    assert found["steps"]["saved_ns"] == 0
+    assert found["window"]["saved_ns"] == 0
+    assert found["requests"][0]["new_ttft_ns"] == found["requests"][0]["ttft_ns"]
+
+
+def test_host_work_on_the_way_is_saved() -> None:
+    assert saved(answer(serving(), scheduling__host=0)) == 19 * 2 * MS
+    assert saved(answer(serving(), scheduling__host=0.5)) == 19 * 1 * MS
+
+
+def test_host_work_under_device_work_is_not() -> None:
+    scene = Scene()
+    scene.serve()
+    for i in range(20):
+        scene.span("host", i * PERIOD + 4 * MS, i * PERIOD + 6 * MS, name="prepare")
+    assert saved(answer(scene, scheduling__host=0)) == 0
+
+
+def test_quicker_kernels_end_steps_earlier_until_the_host_is_the_limit() -> None:
+    scene = Scene()
+    scene.serve()
+    for i in range(20):
+        scene.span("host", i * PERIOD + 1 * MS, i * PERIOD + 6 * MS, name="prepare")
+    half = answer(scene, compute=0.5)
+    none = answer(scene, compute=0)
+    device = 10 * MS - 10 * US
+    assert saved(half) == pytest.approx(20 * (10 * MS - 6 * MS), rel=0.001)
+    assert saved(none) == pytest.approx(20 * (10 * MS - 6 * MS), rel=0.001)
+    assert saved(answer(scene, compute=0.8)) == pytest.approx(20 * device * 0.2, rel=0.001)
+
+
+def test_slower_kernels_cost_what_they_last() -> None:
+    assert saved(answer(serving(), compute=2)) < -19 * 5 * MS
+
+
+def synchronised() -> Scene:
+    """Steps of two kernels with a synchronisation between, after which the host needs 1 ms."""
+    scene, t, tokens = Scene(), 0, []
+    for i in range(20):
+        scene.step(i, t, t + 8 * MS, R="decode" if i else "prefill")
+        scene.work(GEMM, t, t + 4 * MS)
+        scene.api("cudaStreamSynchronize", t + 20 * US, t + 4 * MS)
+        scene.span("host", t + 4 * MS, t + 5 * MS, name="sample")
+        scene.work(GEMM, t + 5 * MS, t + 8 * MS)
+        t += 8 * MS
+        tokens.append(t)
+    scene.request("R", 0, tokens)
+    return scene
+
+
+def test_without_synchronisation_the_host_runs_ahead() -> None:
+    assert saved(answer(synchronised())) == 0
+    gain = saved(answer(synchronised(), scheduling__sync=0))
+    assert gain == pytest.approx(20 * 1 * MS, rel=0.02)
+
+
+def ranks(late: int) -> list[Scene]:
+    """Two ranks that meet in an all-reduce; rank 1 comes late because of a collection."""
+    scenes = []
+    for rank in (0, 1):
+        scene, t, tokens = Scene(rank=rank, world_size=2, host="h0"), 0, []
+        for i in range(10):
+            meet = t + 4 * MS + late
+            arrive = meet if rank else t + 4 * MS
+            done, end = meet + 500 * US, meet + 3 * MS
+            scene.step(i, t, end, R="decode" if i else "prefill")
+            begin = arrive - 4 * MS
+            if rank:
+                scene.span("gc", t, begin, name="gc gen 2")
+            scene.work(GEMM, begin, arrive)
+            scene.row(
+                "collectives",
+                comm="tp",
+                op="all_reduce",
+                seq=i,
+                rank=rank,
+                process=1,
+                device=0,
+                bytes=1 << 20,
+                start=arrive,
+                end=done,
+            )
+            call = begin + 20 * US
+            scene.launch(GEMM, (call, call + 5 * US), (done, end))
+            t = end
+            tokens.append(t)
+        if not rank:
+            scene.request("R", 0, tokens)
+        scenes.append(scene)
+    return scenes
+
+
+def test_a_late_rank_holds_the_others_up_in_the_replay_too() -> None:
+    assert saved(answer(*ranks(3 * MS))) == 0
+    assert saved(answer(*ranks(3 * MS), scheduling__gc=0)) == 10 * 3 * MS
+    assert saved(answer(*ranks(3 * MS), communication=0)) == pytest.approx(10 * 500 * US, rel=0.05)
+
+
+def test_an_engine_that_is_quicker_still_waits_for_arrivals() -> None:
+    scene = Scene()
+    for n in range(3):
+        start = n * 100 * MS
+        scene.step(n, start, start + 20 * MS, **{f"r{n}": "prefill"})
+        scene.work(GEMM, start, start + 20 * MS)
+        scene.request(f"r{n}", start, [start + 20 * MS])
+    found = answer(scene, compute=0.5)
+    assert [row["new_latency_ns"] for row in found["requests"]] == [10_005 * US] * 3
+
+
+def test_a_shorter_service_shortens_the_queue() -> None:
+    scene = Scene()
+    for n in range(4):
+        start = n * 20 * MS
+        scene.step(n, start, start + 20 * MS, **{f"r{n}": "prefill"})
+        scene.work(GEMM, start, start + 20 * MS)
+        scene.request(f"r{n}", 0, [start + 20 * MS], scheduled=start)
+    rows = answer(scene, compute=0.5)["requests"]
+    assert rows[3]["latency_ns"] == 80 * MS
+    assert rows[3]["new_latency_ns"] == pytest.approx(40 * MS, rel=0.001)
+
+
+def test_detokenising_after_the_last_token_scales_with_it() -> None:
+    scene = Scene()
+    scene.serve()
+    scene.rows["requests"][0]["finished"] = 280 * MS
+    scene.span("detokenize", 200 * MS, 280 * MS, request="R", thread=5)
+    assert saved(answer(scene, scheduling__detokenize=0)) == 80 * MS
+
+
+@pytest.mark.parametrize(
+    "setting", ["nothing=1", "compute=-1", "compute=x", "compute", "scheduling.queue=0", "=1"]
+)
+def test_wrong_settings_are_one_line(setting: str) -> None:
+    with pytest.raises(RcaError) as caught:
+        factors([setting])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_class_stands_for_the_parts_that_can_be_set() -> None:
+    found = factors(["communication=0"])
+    assert "communication.collective" in found
+    assert "communication.wait" not in found
+
+
+TIMES = st.integers(0, 400).map(lambda t: t * 100_000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_an_unchanged_replay_is_the_measurement_whatever_it_was(data: st.DataObject) -> None:
+    scene = Scene(rank=0, world_size=1)
+    for _ in range(data.draw(st.integers(1, 15))):
+        call, delay = data.draw(TIMES), data.draw(st.integers(0, 2 * MS))
+        length = data.draw(st.integers(0, 9 * MS))
+        begin = call + delay
+        scene.launch(
+            GEMM,
+            (call, call + 5 * US),
+            (begin, begin + length),
+            stream=data.draw(st.integers(0, 2)),
+        )
+    for _ in range(data.draw(st.integers(0, 6))):
+        start = data.draw(TIMES)
+        scene.api("cudaStreamSynchronize", start, start + data.draw(st.integers(0, 5 * MS)))
+        scene.span("host", start, start + data.draw(st.integers(0, 3 * MS)))
+    for i in range(data.draw(st.integers(0, 5))):
+        scene.step(i, i * 8 * MS, (i + 1) * 8 * MS, R="decode" if i else "prefill")
+    tokens = sorted(data.draw(st.lists(TIMES, min_size=1, max_size=4)))
+    scene.request("R", min(tokens[0], data.draw(TIMES)), tokens)
+    found = answer(scene)
+    assert abs(saved(found)) <= 1
+    assert abs(found["window"]["saved_ns"]) <= 1
+
+
+def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, target = tmp_path / "a.jsonl", tmp_path / "w.json"
+    lines: list[dict[str, Any]] = [{"type": "header", "schema": "rca-llm/events/1", "clock": "utc"}]
+    base = 10**18
+    lines += [
+        {"type": "step", "id": 0, "pid": 1, "start": base, "end": base + 9 * MS},
+        {
+            "type": "gpu",
+            "kind": "kernel",
+            "pid": 1,
+            "device": 0,
+            "stream": 7,
+            "name": GEMM,
+            "start": base + MS,
+            "end": base + 9 * MS,
+        },
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    call = ["whatif", str(file), "--set", "compute=0.5", "io=0", "--json", str(target)]
+    assert main(call) == 0
+    assert json.loads(target.read_text())["window"]["saved_ns"] == 4 * MS
+    assert "compute=0.5, io=0" in capsys.readouterr().out
+    assert main(["whatif", str(file), "--set", "nonsense=1"]) == 2
