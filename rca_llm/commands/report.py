@@ -8,7 +8,8 @@ import click
 import msgspec
 
 from rca_llm import output
-from rca_llm.exporters import html, terminal
+from rca_llm.exporters import terminal
+from rca_llm.exporters.html import write as write_page
 from rca_llm.readers import load
 from rca_llm.report import Report
 
@@ -58,6 +59,6 @@ def command(
     elif summary is not None:
         output.write(summary, lambda draft: write_summary(report, draft), force=force)
     if page is not None:
-        output.write(page, lambda draft: html.write(report, draft), force=force)
+        output.write(page, lambda draft: write_page(report, draft), force=force)
     if not (quiet or piped):
         terminal.show(report)
