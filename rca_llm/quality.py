@@ -22,7 +22,7 @@ SLOWEST_COPY_BYTES_S = 1_000_000
 LONG_COPY_NS = 10_000_000
 """A copy that is slower than the one and longer than the other is impossible."""
 
-_UNIQUE = ("gpu", "api", "collectives", "tokens", "marks")
+_UNIQUE = ("gpu", "api", "collectives", "marks")
 """Tables in which no two true records are equal in every field."""
 
 

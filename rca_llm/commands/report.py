@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -55,7 +56,7 @@ def command(
             output.check_target(target, force=force)
     report = load(*inputs).attribute()
     if piped:
-        click.get_binary_stream("stdout").write(summary_json(report))
+        sys.stdout.buffer.write(summary_json(report))
     elif summary is not None:
         output.write(summary, lambda draft: write_summary(report, draft), force=force)
     if page is not None:
