@@ -48,7 +48,7 @@ lint: $(VENV)/.installed-dev
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --project . --pythonpath $(BIN)/python
 
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
