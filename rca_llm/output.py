@@ -6,34 +6,74 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
 from rca_llm.errors import RcaError
 
+_EXPORTED = frozenset((".csv", ".parquet"))
+"""What the files of an exported folder end in."""
 
-def check_target(target: Path, *, force: bool) -> None:
-    """Refuse an output that exists, unless it may be replaced, or whose folder does not exist."""
+
+def check_target(target: Path, *, force: bool, inputs: Iterable[str] = ()) -> None:
+    """Refuse an output that cannot or must not be written.
+
+    What exists is replaced with `force` only, an input and a folder that no export wrote never.
+    Devices and pipes are written to as they are.
+    """
+    if target.is_dir() and not _is_export(target):
+        raise RcaError(f"{target}: is a folder that no export wrote; will not replace it")
+    if _is_special(target):
+        return
+    if any(os.path.realpath(path) == os.path.realpath(target) for path in inputs):
+        raise RcaError(f"{target}: is an input; will not overwrite it")
     if target.exists() and not force:
         raise RcaError(f"{target}: exists; will not overwrite without --force")
     if not target.parent.is_dir():
         raise RcaError(f"{target}: cannot be written: no such folder as {target.parent}")
 
 
+def _is_export(folder: Path) -> bool:
+    """Whether a folder holds nothing but tables, so that replacing it loses nothing else."""
+    return all(path.is_dir() or path.suffix in _EXPORTED for path in folder.rglob("*"))
+
+
+def _is_special(target: Path) -> bool:
+    """Whether a path leads to a device, a pipe or a socket."""
+    return target.exists() and not target.is_file() and not target.is_dir()
+
+
 def write(target: Path, produce: Callable[[Path], None], *, force: bool) -> None:
     """Let `produce` write to a path beside the target, then put it in the target's place.
 
-    `produce` may make a file or a folder. Raises `RcaError` where that cannot be done.
+    `produce` may make a file or a folder. Where the target is a link, what it leads to is written.
+    Raises `RcaError` where that cannot be done.
     """
     check_target(target, force=force)
     try:
-        with _beside(target) as draft:
-            produce(draft)
-            if target.is_dir() and not target.is_symlink():
-                shutil.rmtree(target)
-            os.replace(draft, target)
+        if _is_special(target):
+            _pass_on(target, produce)
+        else:
+            _replace(Path(os.path.realpath(target)), produce)
     except OSError as error:
         raise RcaError(f"{target}: cannot be written: {error.strerror or error}") from error
+
+
+def _replace(target: Path, produce: Callable[[Path], None]) -> None:
+    with _beside(target) as draft:
+        produce(draft)
+        if target.is_dir():
+            shutil.rmtree(target)
+        os.replace(draft, target)
+
+
+def _pass_on(target: Path, produce: Callable[[Path], None]) -> None:
+    """Write into a device or a pipe, which cannot be put in place."""
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder) / "output"
+        produce(draft)
+        with draft.open("rb") as written, target.open("wb") as file:
+            shutil.copyfileobj(written, file)
 
 
 @contextlib.contextmanager

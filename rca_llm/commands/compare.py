@@ -42,7 +42,7 @@ def command(
     """
     for target in (page, document):
         if target is not None:
-            output.check_target(target, force=force)
+            output.check_target(target, force=force, inputs=(*base, *other))
     if page is not None and page == document:
         raise RcaError(f"{page}: cannot hold both the page and the JSON document")
     found = compare(load(*base).attribute(), load(*other).attribute())

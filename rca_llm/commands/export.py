@@ -26,7 +26,7 @@ def command(inputs: tuple[str, ...], format: str, target: Path, force: bool) -> 
     """Read traces as `report` does, and write them for another tool."""
     from rca_llm.readers import load
 
-    output.check_target(target, force=force)
+    output.check_target(target, force=force, inputs=inputs)
     chosen = exporter(format)
     report = load(*inputs).attribute()
     output.write(target, lambda draft: chosen.write(report, draft), force=force)

@@ -53,7 +53,7 @@ def command(
     piped = summary == STANDARD_OUTPUT
     for target in (page, None if piped else summary):
         if target is not None:
-            output.check_target(target, force=force)
+            output.check_target(target, force=force, inputs=inputs)
     report = load(*inputs).attribute()
     if piped:
         sys.stdout.buffer.write(summary_json(report))

@@ -35,7 +35,7 @@ def command(
     """
     changed = factors(settings)
     if document is not None:
-        output.check_target(document, force=force)
+        output.check_target(document, force=force, inputs=inputs)
     found = whatif(load(*inputs).attribute(), changed)
     if document is not None:
         text = msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
