@@ -83,8 +83,9 @@ def _is_nested(env: Mapping[str, str]) -> bool:
 
 def _create(command: Sequence[str], options: Options) -> Run | None:
     """The run directory, or None (and a line) where there can be none."""
-    path = (options.output or runs.default_path(command)).absolute()
+    path = options.output or runs.default_path(command)
     try:
+        path = path.absolute()  # fails where the working directory is gone
         try:
             return runs.create(path, paused=options.paused, force=options.force)
         except RcaError as error:

@@ -398,3 +398,21 @@ def test_size_limit_ends_the_recording_and_not_the_command(tmp_path: Path) -> No
     spans = done.timeline()["ranges"]
     assert len(spans) > 2_000_000 / 32 / 2
     assert int(spans["start"][-1] - spans["start"][0]) < 3_500_000_000
+
+
+def test_a_working_directory_that_is_gone_costs_the_trace_and_not_the_command(
+    tmp_path: Path,
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    inside = f'cd "{gone}" && rmdir "{gone}" && exec "$@"'
+    done = subprocess.run(
+        ["/bin/sh", "-c", inside, "sh", *TRACE, "--", "/bin/echo", "hi"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "hi\n")
+    assert done.stderr.count("\n") == 1
+    assert "runs untraced" in done.stderr
