@@ -161,7 +161,7 @@ def innermost_wins(start: Array, end: Array) -> Pieces:
     around = _by_depth(start, end)
     nested = _contained(end, around)
     pieces = _nested(start, end, around) if nested else _crossing(start, end)
-    return _join(pieces.relabel(order))
+    return join(pieces.relabel(order))
 
 
 def parents(start: Array, end: Array) -> Ints:
@@ -243,7 +243,7 @@ def distinct(values: Array) -> Ints:
     return ordered[keep]
 
 
-def _join(pieces: Pieces) -> Pieces:
+def join(pieces: Pieces) -> Pieces:
     """Neighbours that touch and have one label, as one piece."""
     if len(pieces) < 2:
         return pieces
@@ -251,9 +251,6 @@ def _join(pieces: Pieces) -> Pieces:
     first = np.flatnonzero(np.concatenate([[True], ~same]))
     last = np.concatenate([first[1:] - 1, [len(pieces) - 1]])
     return Pieces(pieces.start[first], pieces.end[last], pieces.label[first])
-
-
-join = _join
 
 
 def at(pieces: Pieces, times: Array) -> Ints:
