@@ -17,7 +17,7 @@ def make(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    _tokenizer(folder)
+    save_tokenizer(folder, 259)
     config = LlamaConfig(
         vocab_size=259,
         hidden_size=512,
@@ -33,7 +33,8 @@ def make(folder: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def _tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path, size: int) -> None:
+    """A tokenizer of the 256 bytes and three special tokens, padded to `size` tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -41,6 +42,8 @@ def _tokenizer(folder: Path) -> None:
     vocabulary = {letter: number for number, letter in enumerate(alphabet)}
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     vocabulary |= {name: len(vocabulary) + number for number, name in enumerate(special.values())}
+    # Random weights produce any id: each must be a token.
+    vocabulary |= {f"<{number}>": number for number in range(len(vocabulary), size)}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
