@@ -142,9 +142,6 @@ static void enable_api(Cupti *cupti, const Options *options, ActivityState *stat
 
 static bool enable_kinds(Cupti *cupti, const Options *options, ActivityState *state)
 {
-    if (options->graph_level)
-        succeeded(state, "cuptiActivityEnable(GRAPH_TRACE)",
-                  cupti->ActivityEnable(CUPTI_KIND_GRAPH_TRACE));
     if (!succeeded(state, "cuptiActivityEnable(CONCURRENT_KERNEL)",
                    cupti->ActivityEnable(CUPTI_KIND_CONCURRENT_KERNEL)))
         return false;
@@ -163,7 +160,21 @@ static bool enable_kinds(Cupti *cupti, const Options *options, ActivityState *st
     return true;
 }
 
-void activity_start(Cupti *cupti, const Options *options, ActivityState *state)
+/* Before any graph exists, and for good: switching it later crashed a process. */
+static void enable_graph_level(Cupti *cupti, const Options *options, ActivityState *state)
+{
+    if (options->graph_level)
+        succeeded(state, "cuptiActivityEnable(GRAPH_TRACE)",
+                  cupti->ActivityEnable(CUPTI_KIND_GRAPH_TRACE));
+}
+
+void activity_enable(Cupti *cupti, const Options *options, ActivityState *state)
+{
+    state->selected_functions = 0;
+    state->collecting = state->recording = enable_kinds(cupti, options, state);
+}
+
+void activity_start(Cupti *cupti, const Options *options, ActivityState *state, bool enable)
 {
     int64_t begun = clock_monotonic();
     *state = (ActivityState){.found = cupti_load(cupti)};
@@ -172,12 +183,15 @@ void activity_start(Cupti *cupti, const Options *options, ActivityState *state)
     cupti->GetVersion(&state->version);
     buffers_configure(options->buffer_bytes);
     state->collecting = is_free(cupti, state) && register_clock(cupti, state) &&
-                        register_buffers(cupti, state) &&
-                        enable_kinds(cupti, options, state);
+                        register_buffers(cupti, state);
+    if (state->collecting)
+        enable_graph_level(cupti, options, state);
+    if (state->collecting && enable)
+        activity_enable(cupti, options, state);
     state->setup_us = (int)((clock_monotonic() - begun) / 1000);
 }
 
-void activity_stop(Cupti *cupti)
+void activity_stop(Cupti *cupti, ActivityState *state)
 {
     static const uint8_t KINDS[] = {
         CUPTI_KIND_MEMCPY,   CUPTI_KIND_MEMCPY2,         CUPTI_KIND_MEMSET,
@@ -187,15 +201,17 @@ void activity_stop(Cupti *cupti)
     };
     for (size_t i = 0; i < sizeof KINDS; i++)
         cupti->ActivityDisable(KINDS[i]);
+    state->recording = false;
 }
 
 /* The clock stays whosever it is: a client that set its own once, as torch.profiler does, would
  * read ours as its own in its next session. */
-void activity_resume(Cupti *cupti, const Options *options, ActivityState *state)
+void activity_resume(Cupti *cupti, const Options *options, ActivityState *state, bool enable)
 {
     state->failed = NULL;
-    state->selected_functions = 0;
-    state->collecting = register_buffers(cupti, state) && enable_kinds(cupti, options, state);
+    state->collecting = register_buffers(cupti, state);
+    if (state->collecting && enable)
+        activity_enable(cupti, options, state);
 }
 
 bool activity_clock(const Cupti *cupti, ClockReading *reading)

@@ -8,6 +8,7 @@
 /* How the attempt to collect went; `failed` names the call behind `error`. */
 typedef struct ActivityState {
     bool found, collecting;
+    bool recording; /* the kinds are on */
     uint32_t version;
     int error;
     const char *failed;
@@ -15,15 +16,18 @@ typedef struct ActivityState {
     int selected_functions, setup_us;
 } ActivityState;
 
-/* Loads CUPTI, takes the subscriber's place and enables the kinds of `options`. */
-void activity_start(Cupti *cupti, const Options *options, ActivityState *state);
+/* Loads CUPTI, learns whether it is free, and gets ready to record; `enable` begins at once. */
+void activity_start(Cupti *cupti, const Options *options, ActivityState *state, bool enable);
+
+/* Enables the kinds of `options`. */
+void activity_enable(Cupti *cupti, const Options *options, ActivityState *state);
 
 /* Switches every kind off that may be on. Graph replays in one piece stay on: switching them where
  * graphs exist is not safe. */
-void activity_stop(Cupti *cupti);
+void activity_stop(Cupti *cupti, ActivityState *state);
 
-/* Registers our buffers and enables the kinds again, after another client ended. */
-void activity_resume(Cupti *cupti, const Options *options, ActivityState *state);
+/* Registers our buffers again, after another client ended; `enable` goes on recording at once. */
+void activity_resume(Cupti *cupti, const Options *options, ActivityState *state, bool enable);
 
 /* One instant on the clock of CUPTI's records and on ours. */
 typedef struct ClockReading {

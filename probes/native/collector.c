@@ -70,15 +70,36 @@ static void collect(uint32_t flag)
     sink_flush(&sink);
 }
 
+/* Whether CUPTI's kinds follow the gate. Calls of the APIs must not: where those kinds were off
+ * while a graph was captured, its kernels lose their launch. */
+static bool rests(void)
+{
+    return options.rests && options.gpu == GPU_KERNELS;
+}
+
+static void rest_or_wake(bool open)
+{
+    if (!rests() || !activity.collecting || activity.recording == open)
+        return;
+    if (open) {
+        activity_enable(&cupti, &options, &activity);
+        if (activity.failed)
+            describe();
+    } else {
+        collect(CUPTI_FLUSH_COMPLETED);
+        activity_stop(&cupti, &activity);
+    }
+}
+
 static void follow_gate(void)
 {
     bool open = control_gate();
-    if (!gate_note(&sink.gate, (uint64_t)clock_monotonic(), open))
-        return;
-    if (open)
+    bool changed = gate_note(&sink.gate, (uint64_t)clock_monotonic(), open);
+    if (changed && open)
         sink_gap_end(&sink);
-    else
+    else if (changed)
         sink_gap_begin(&sink, "paused");
+    rest_or_wake(open);
 }
 
 static void displaced(void)
@@ -92,7 +113,7 @@ static void displaced(void)
 static void give_way(void)
 {
     collect(CUPTI_FLUSH_COMPLETED);
-    activity_stop(&cupti);
+    activity_stop(&cupti, &activity);
     displaced();
 }
 
@@ -102,7 +123,7 @@ static void take_back(void)
     /* First the other client's buffers go to their owner. */
     cupti.ActivityFlushAll(CUPTI_FLUSH_COMPLETED);
     buffers_forget_outstanding();
-    activity_resume(&cupti, &options, &activity);
+    activity_resume(&cupti, &options, &activity, !rests() || control_gate());
     if (!activity_clock(&cupti, &reading))
         sink_clock(&sink, reading);
     sink_gap_end(&sink);
@@ -244,7 +265,7 @@ int InitializeInjection(void)
     if (!atomic_compare_exchange_strong(&owner, &nobody, (int)getpid()))
         return 1;
     control_open(options.run);
-    activity_start(&cupti, &options, &activity);
+    activity_start(&cupti, &options, &activity, !rests() || control_gate());
     pthread_atfork(NULL, NULL, in_child);
     if (start_thread())
         atexit(at_exit);

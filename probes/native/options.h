@@ -12,6 +12,7 @@ typedef struct Options {
     char run[3072]; /* the run directory; empty where the process is not traced */
     enum GpuMode gpu;
     bool graph_level, nvtx, external;
+    bool rests; /* a closed gate switches CUPTI's kinds off, where that is safe */
     bool runtime_api, driver_api; /* calls worth recording of each, in the full mode */
     size_t buffer_bytes;
     uint64_t segment_bytes; /* a segment that grew past it is followed by a new one */

@@ -3,7 +3,7 @@
  *
  *   init  kernels:N  threads:T:N  copies  memset  sync  graph:N  nodes:N  device  overhead  zero
  *   step:ID (the calls that follow belong to it)  nostep  dropped:N  sleep:MS  kill  fork:N
- *   nvtx  nvtxthreads:T:N  nvtxopen  displace  release  reclaim  flush  status
+ *   nvtx  nvtxthreads:T:N  nvtxopen  displace  release  reclaim  flush  status  enabled:KIND
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -285,6 +285,9 @@ static int steering(const char *what, long first)
         symbol(collector, name)();
     } else if (!strcmp(what, "status"))
         printf("status %d\n", ((int (*)(void))symbol(collector, "rca_llm_gpu_status"))());
+    else if (!strcmp(what, "enabled"))
+        printf("enabled %d\n",
+               ((int (*)(uint32_t))symbol(cupti, "fake_enabled"))((uint32_t)first));
     else if (!strcmp(what, "displace"))
         displace();
     else

@@ -91,10 +91,16 @@ class Traced:
             timeout=120,
         )
 
-    def start(self, *activity: str, **variables: str) -> subprocess.Popen[str]:
-        """Start the program and let it run."""
+    def start(
+        self, *activity: str, output: Path | None = None, **variables: str
+    ) -> subprocess.Popen[str]:
+        """Start the program, its output perhaps in a file, and let it run."""
         environment = os.environ | self.environment | variables
-        return subprocess.Popen([str(self.built.app), *activity], env=environment, text=True)
+        command = [str(self.built.app), *activity]
+        if output is None:
+            return subprocess.Popen(command, env=environment, text=True)
+        with output.open("w") as file:
+            return subprocess.Popen(command, env=environment, text=True, stdout=file)
 
 
 def traced(built: Build, run: Path) -> Traced:

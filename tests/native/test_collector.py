@@ -299,6 +299,30 @@ def test_the_gate_opens_and_closes_in_a_running_process(app: Traced) -> None:
     assert 0 < gap.a < gap.b
 
 
+@pytest.mark.parametrize(("mode", "left_on"), [("kernels", "0"), ("full", "1")])
+def test_a_closed_gate_may_let_cupti_rest(app: Traced, mode: str, left_on: str) -> None:
+    """Kinds go off and on with the gate, except where calls are recorded too."""
+
+    def gate(value: bytes) -> None:
+        with (app.run / "control").open("r+b") as file:
+            file.write(value)
+
+    gate(b"\0")
+    activity = ("init", "kernels:10", "enabled:10", "sleep:900", "kernels:20", "enabled:10")
+    with app.start(
+        *activity, "sleep:1200", "kernels:40", "enabled:10",
+        RCA_LLM_GPU=mode, RCA_LLM_PAUSE="rest", output=app.run / "said",
+    ) as process:  # fmt: skip
+        time.sleep(0.4)
+        gate(b"\1")
+        time.sleep(1.1)
+        gate(b"\0")
+        assert process.wait(30) == 0
+    assert kinds(timeline_of(app.run)) == {KERNEL: 20}
+    said = (app.run / "said").read_text().split()
+    assert said == ["enabled", left_on, "enabled", "1", "enabled", left_on]
+
+
 def test_a_large_segment_is_followed_by_another(app: Traced) -> None:
     app("init", "kernels:30000", "flush", "kernels:30000", "flush", RCA_LLM_SEGMENT_BYTES="2000000")
     segments = collector_segments(app.run)
