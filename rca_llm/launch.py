@@ -28,6 +28,8 @@ PROBES = Path(__file__).resolve().parent / "probes"
 BOOTSTRAP = PROBES / "bootstrap"
 T = TypeVar("T")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NCCL_PATH = 255
+"""NCCL cuts a plugin's path at this length, and would then look for another file."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ def environment(base: Mapping[str, str], run: Run, options: Options) -> dict[str
     if library is not None:
         if options.gpu != "off":
             env.setdefault("CUDA_INJECTION64_PATH", str(library))
+            if len(str(library)) < _NCCL_PATH:
+                env.setdefault("NCCL_PROFILER_PLUGIN", str(library))
         if options.nvtx == "on":
             env.setdefault("NVTX_INJECTION64_PATH", str(library))
     return env
@@ -218,6 +222,8 @@ def _warn_about_gpu(env: Mapping[str, str], options: Options) -> None:
         say("no GPU records: the collector library is not built (a C compiler was missing)")
     elif "CUDA_INJECTION64_PATH" in env:
         say("no GPU records: CUDA_INJECTION64_PATH belongs to another tool")
+    elif "NCCL_PROFILER_PLUGIN" in env:
+        say("NCCL_PROFILER_PLUGIN belongs to another tool: no algorithm, protocol of collectives")
 
 
 def _finish(

@@ -60,10 +60,14 @@ static void at_exit(void)
 
 void nvtx_threads_start(const char *run)
 {
-    run_directory = run;
-    pthread_key_create(&key, thread_ends);
-    pthread_atfork(NULL, NULL, in_child);
-    atexit(at_exit);
+    pthread_mutex_lock(&lock);
+    if (!run_directory) {
+        run_directory = run;
+        pthread_key_create(&key, thread_ends);
+        pthread_atfork(NULL, NULL, in_child);
+        atexit(at_exit);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 /* A segment that an ended thread left, marked as this thread's from here on. */

@@ -21,7 +21,7 @@ typedef struct NvtxThread {
     struct NvtxThread *next_spare, *next_all;
 } NvtxThread;
 
-/* Where segments go; once, before the first use. */
+/* Where segments go; before the first use. Only the first call counts. */
 void nvtx_threads_start(const char *run);
 
 /* The calling thread's; NULL where none can be made. */

@@ -17,7 +17,9 @@ enum RowKind {
     ROW_EXTERNAL = 8,
     ROW_JIT = 9,
     ROW_DEVICE = 10,
-    ROW_KINDS,
+    ROW_KINDS, /* of the collector; the others are written by the plugin for NCCL */
+    ROW_NCCL = 32,
+    ROW_NCCL_CHANNEL = 33,
 };
 
 typedef struct RowKernel {
@@ -73,6 +75,24 @@ typedef struct RowDevice {
     uint32_t major, minor, l2_bytes, pad;
 } RowDevice;
 
+/* A collective or transfer that NCCL handed to the device: when that began and ended on the host, and
+ * when the launch of its plan's kernel began (0 not told). The numbers from `ranks` on are -1 where
+ * they are not known; `seq` counts the calls of one function on a communicator. */
+typedef struct RowNccl {
+    uint64_t start, end, launch, comm, count;
+    int64_t seq;
+    uint32_t plan, task, comm_name, func, datatype, algo, proto;
+    int32_t ranks, rank, root, peer, channels;
+    uint8_t kind, capture, pad[6];
+} RowNccl;
+
+typedef struct RowNcclChannel { /* ns of the GPU's global timer; 0: told by another row */
+    uint64_t begin, end;
+    uint32_t task, channel;
+} RowNcclChannel;
+
+_Static_assert(sizeof(RowNccl) == 104, "row layout");
+_Static_assert(sizeof(RowNcclChannel) == 24, "row layout");
 _Static_assert(sizeof(RowKernel) == 80, "row layout");
 _Static_assert(sizeof(RowCopy) == 64, "row layout");
 _Static_assert(sizeof(RowApi) == 32, "row layout");
