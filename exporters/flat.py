@@ -24,6 +24,7 @@ TABLES = (
     "copies",
     "collectives",
     "ranks",
+    "groups",
     "hints",
     "quality",
 )

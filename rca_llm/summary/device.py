@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,9 @@ from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.ranks import Rank
 from rca_llm.hardware import occupancy
-from rca_llm.table import UNKNOWN, Array, Ints, Strings, Table, concat, known
+from rca_llm.table import UNKNOWN, Ints, Table, known
 from rca_llm.trace import (
     COPY_KINDS,
-    GPU,
     KERNEL,
     MEMCPY,
     MEMORY_KINDS,
@@ -114,104 +114,108 @@ def _name(timeline: Timeline, number: int, rank: Rank) -> str | None:
     return found.name if found else None
 
 
-def kernel_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
+KernelSums = dict[tuple[str, tuple[int, ...]], tuple[int, int]]
+"""By name and launch shape: how many kernels, and how long they took in all, ns."""
+
+
+def kernel_sums(recording: Recording) -> KernelSums:
+    """What one recording adds to the `kernels` rows."""
+    gpu, strings = recording.timeline["gpu"], recording.timeline.strings
+    kernels = gpu.take(gpu["kind"] == KERNEL)
+    group, first = kernels.grouped(("name", *SHAPE))
+    duration = np.where(known(kernels["start"]), kernels["end"] - kernels["start"], 0)
+    totals = intervals.sum_by(group, duration, len(first)).tolist()
+    counts = np.bincount(group, minlength=len(first)).tolist()
+    names = [strings[code] for code in kernels["name"][first].tolist()]
+    shapes = zip(*(kernels[name][first].tolist() for name in SHAPE), strict=True)
+    return dict(zip(zip(names, shapes, strict=True), zip(counts, totals, strict=True), strict=True))
+
+
+def kernel_rows(
+    several: Iterable[KernelSums], limits: Sequence[Mapping[str, int]]
+) -> list[dict[str, Any]]:
     """The `kernels` rows: one for each name and launch shape, the longest total first."""
-    strings, table, limits = _all_kernels(recordings)
-    if not len(table):
-        return []
-    group, first = table.grouped(("name", *SHAPE))
-    duration = np.where(known(table["start"]), table["end"] - table["start"], 0)
-    totals = intervals.sum_by(group, duration, len(first))
-    counts = np.bincount(group, minlength=len(first))
-    whole = int(totals.sum())
-    classes = dict(zip(*_classes(strings, table["name"][first]), strict=True))
-    rows: list[dict[str, Any]] = []
-    for number in np.argsort(-totals, kind="stable").tolist():
-        row = int(first[number])
-        total = int(totals[number])
-        rows.append(
-            _kernel_row(table, row, strings)
-            | {
-                **classes[int(table["name"][row])],
-                "count": int(counts[number]),
-                "total_ns": total,
-                "share": total / whole if whole else None,
-                "occupancy": _occupancy(table, row, limits),
-            }
-        )
-    return rows
+    found: KernelSums = {}
+    for sums in several:
+        for key, (count, total) in sums.items():
+            before = found.get(key, (0, 0))
+            found[key] = before[0] + count, before[1] + total
+    names = list(dict.fromkeys(name for name, _ in found))
+    classes = dict(zip(names, classify_all(names), strict=True))
+    whole = sum(total for _, total in found.values())
+    same = _common(limits)
+    return [
+        _kernel_row(name, shape)
+        | {
+            "class": classes[name].part,
+            "also": classes[name].also,
+            "count": count,
+            "total_ns": total,
+            "share": total / whole if whole else None,
+            "occupancy": _occupancy(shape, same),
+        }
+        for (name, shape), (count, total) in sorted(found.items(), key=lambda item: -item[1][1])
+    ]
 
 
-def _kernel_row(table: Table, row: int, strings: Strings) -> dict[str, Any]:
-    shape = [int(table[name][row]) for name in SHAPE]
+def _kernel_row(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
     return {
-        "name": strings[int(table["name"][row])],
+        "name": name,
         "class": None,
         "also": None,
         "count": 0,
         "total_ns": 0,
         "share": None,
-        "grid": shape[:3] if shape[0] >= 0 else None,
-        "block": shape[3:6] if shape[3] >= 0 else None,
+        "grid": list(shape[:3]) if shape[0] >= 0 else None,
+        "block": list(shape[3:6]) if shape[3] >= 0 else None,
         "registers": shape[6] if shape[6] >= 0 else None,
         "shared_bytes": shape[7] if shape[7] >= 0 else None,
         "occupancy": None,
     }
 
 
-def _classes(strings: Strings, codes: Array) -> tuple[list[int], list[dict[str, Any]]]:
-    names = np.unique(codes).tolist()
-    found = classify_all([strings[code] for code in names])
-    return names, [{"class": kernel.part, "also": kernel.also} for kernel in found]
-
-
-def _all_kernels(
-    recordings: list[Recording],
-) -> tuple[Strings, Table, dict[str, int] | None]:
-    """The kernels of all timelines with common text codes, and the limits of their device."""
-    strings = Strings()
-    tables: list[Table] = []
-    devices: list[Device] = []
-    for recording in recordings:
-        gpu = recording.timeline["gpu"]
-        kernels = gpu.take(gpu["kind"] == KERNEL)
-        codes = np.append(strings.codes(recording.timeline.strings.texts), -1)
-        tables.append(kernels.with_columns(name=codes[kernels["name"]]))
-        devices += recording.timeline.devices
-    return strings, concat(GPU, tables), _common_limits(devices)
-
-
-def _common_limits(devices: list[Device]) -> dict[str, int] | None:
+def _common(limits: Sequence[Mapping[str, int]]) -> Mapping[str, int] | None:
     """The limits that all devices share; None where they differ or none are known."""
-    known_limits = [device.limits for device in devices if device.limits]
-    same = known_limits and all(limits == known_limits[0] for limits in known_limits)
-    return known_limits[0] if same else None
+    told = [own for own in limits if own]
+    return told[0] if told and all(own == told[0] for own in told) else None
 
 
-def _occupancy(table: Table, row: int, limits: dict[str, int] | None) -> float | None:
-    block = [int(table[name][row]) for name in ("block_x", "block_y", "block_z")]
-    registers, shared = int(table["registers"][row]), int(table["shared"][row])
+def _occupancy(shape: tuple[int, ...], limits: Mapping[str, int] | None) -> float | None:
+    block, registers, shared = shape[3:6], shape[6], shape[7]
     if limits is None or min(*block, registers, shared) < 0:
         return None
     return occupancy(block[0] * block[1] * block[2], registers, shared, limits)
 
 
-def copy_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
+CopySums = dict[tuple[str | None, str | None], list[int]]
+"""By direction and kind of host memory: copies, bytes and ns."""
+
+
+def copy_sums(recording: Recording) -> CopySums:
+    """What one recording adds to the `copies` rows."""
+    found: CopySums = {}
+    gpu = recording.timeline["gpu"]
+    copies = gpu.take(gpu["kind"] == MEMCPY)
+    group, first = copies.grouped(("copy", "src", "dst"))
+    duration = np.where(known(copies["start"]), copies["end"] - copies["start"], 0)
+    for number, row in enumerate(first.tolist()):
+        rows = group == number
+        key = _copy_kind(copies, row), _memory(copies, row)
+        sums = found.setdefault(key, [0, 0, 0])
+        size = copies["bytes"][rows]
+        sums[0] += int(rows.sum())
+        sums[1] += int(size[known(size)].sum())
+        sums[2] += int(duration[rows].sum())
+    return found
+
+
+def copy_rows(several: Iterable[CopySums]) -> list[dict[str, Any]]:
     """The `copies` rows: one for each direction and kind of host memory."""
-    found: dict[tuple[str | None, str | None], list[int]] = {}
-    for recording in recordings:
-        gpu = recording.timeline["gpu"]
-        copies = gpu.take(gpu["kind"] == MEMCPY)
-        group, first = copies.grouped(("copy", "src", "dst"))
-        duration = np.where(known(copies["start"]), copies["end"] - copies["start"], 0)
-        for number, row in enumerate(first.tolist()):
-            rows = group == number
-            key = _copy_kind(copies, row), _memory(copies, row)
-            sums = found.setdefault(key, [0, 0, 0])
-            size = copies["bytes"][rows]
-            sums[0] += int(rows.sum())
-            sums[1] += int(size[known(size)].sum())
-            sums[2] += int(duration[rows].sum())
+    found: CopySums = {}
+    for sums in several:
+        for key, own in sums.items():
+            before = found.get(key, [0, 0, 0])
+            found[key] = [a + b for a, b in zip(before, own, strict=True)]
     return [
         {"kind": kind, "memory": memory, "count": n, "bytes": size, "total_ns": total}
         for (kind, memory), (n, size, total) in sorted(found.items(), key=lambda item: -item[1][2])

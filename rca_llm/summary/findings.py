@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from rca_llm.attribute.codes import GRAPH_LAUNCH
-from rca_llm.attribute.collectives import unmatched
-from rca_llm.attribute.job import Job, Member
+from rca_llm.attribute.collectives import Collective, unmatched
+from rca_llm.attribute.job import Member
 from rca_llm.attribute.partition import Recording, unrecorded_graphs
 from rca_llm.summary import host
-from rca_llm.trace import GRAPH, KERNEL, Finding, Trace, merge_findings
+from rca_llm.trace import GRAPH, KERNEL, Finding, merge_findings
 
 FEW_KERNELS = 10
 """A step without device work beside neighbours with more kernels than this was not covered."""
 
 
-def all_findings(trace: Trace, job: Job) -> list[dict[str, Any]]:
-    """Every finding of a trace as a summary row."""
-    found = list(trace.findings)
-    for recording in job.recordings:
-        found += recording.timeline.findings
-        found += _of_recording(recording)
-    for member in job.ranks:
-        found += _of_rank(member)
-    found += _unmatched(job)
+def of_recording(recording: Recording) -> list[Finding]:
+    """What is wrong with a recording: what its reader and its repair found, and its links."""
+    return [*recording.timeline.findings, *_of_recording(recording)]
+
+
+def of_rank(member: Member) -> list[Finding]:
+    """What is wrong with a rank: that it was not traced, or not in some steps."""
+    return list(_of_rank(member))
+
+
+def finding_rows(found: Iterable[Finding]) -> list[dict[str, Any]]:
+    """The `quality` rows; equal findings are one."""
     return [vars(finding) for finding in merge_findings(found)]
 
 
-def _unmatched(job: Job) -> Iterator[Finding]:
+def of_collectives(collectives: Sequence[Collective], ranks: int) -> list[Finding]:
     """Parts of collectives that no other rank's part was found for."""
-    alone, parts = unmatched(job.collectives)
-    if alone and len(job.ranks) > 1:
-        detail = (
-            f"of {parts} parts of collectives ({alone / parts:.1%}) could not be matched with"
-            " those of other ranks: neither numbered nor equally many on all; whether they waited"
-            " is not known"
-        )
-        yield Finding("unlinked_kernels", alone, "collectives", detail)
+    alone, parts = unmatched(collectives)
+    if not alone or ranks < 2:
+        return []
+    detail = (
+        f"of {parts} parts of collectives ({alone / parts:.1%}) could not be matched with"
+        " those of other ranks: neither numbered nor equally many on all; whether they waited"
+        " is not known"
+    )
+    return [Finding("unlinked_kernels", alone, "collectives", detail)]
 
 
 def _of_recording(recording: Recording) -> Iterator[Finding]:

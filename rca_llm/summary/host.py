@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rca_llm.attribute.codes import COPY, GRAPH_LAUNCH, LAUNCH
 from rca_llm.attribute.partition import Recording
-from rca_llm.summary.stats import distribution
+from rca_llm.summary.stats import weighted
 from rca_llm.table import UNKNOWN, Ints, known
 from rca_llm.trace import GRAPH, KERNEL
 
@@ -18,39 +20,52 @@ _VERSION = re.compile(r"(_v\d+|_ptsz|_ptds)+$")
 """What Nsight Systems appends to a call's name."""
 
 
-def api_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
+@dataclass
+class Calls:
+    """The sums of one call's row; `blocked` is None for a call that is meant to wait.
+
+    `delays` are the distinct launch delays, ns, each with how often it occurs.
+    """
+
+    count: int = 0
+    total: int = 0
+    blocked: int | None = None
+    delays: list[tuple[Ints, Ints]] = field(default_factory=list[tuple[Ints, Ints]])
+
+    def add(self, other: Calls) -> None:
+        """Add the calls of another recording."""
+        self.count += other.count
+        self.total += other.total
+        if other.blocked is not None:
+            self.blocked = (self.blocked or 0) + other.blocked
+        self.delays += other.delays
+
+
+def api_rows(several: Iterable[Mapping[str, Calls]]) -> list[dict[str, Any]]:
     """One row for each call, the longest total first."""
-    rows: dict[str, _Calls] = defaultdict(_Calls)
-    for recording in recordings:
-        _collect(recording, rows)
-    ordered = sorted(rows.items(), key=lambda item: -item[1].total)
+    found: dict[str, Calls] = defaultdict(Calls)
+    for sums in several:
+        for name, calls in sums.items():
+            found[name].add(calls)
     return [
         {
             "name": name,
             "count": calls.count,
             "total_ns": calls.total,
             "blocked_ns": calls.blocked,
-            "launch_delay_ns": distribution(calls.delays),
+            "launch_delay_ns": weighted(calls.delays),
         }
-        for name, calls in ordered
+        for name, calls in sorted(found.items(), key=lambda item: -item[1].total)
     ]
 
 
-class _Calls:
-    """The sums of one call's row; `blocked` is None for a call that is meant to wait."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total = 0
-        self.blocked: int | None = None
-        self.delays: list[int] = []
-
-
-def _collect(recording: Recording, rows: dict[str, _Calls]) -> None:
+def api_sums(recording: Recording) -> dict[str, Calls]:
+    """What one recording adds to the row of each call."""
     timeline = recording.timeline
     api = timeline["api"]
+    sums: dict[str, Calls] = defaultdict(Calls)
     if not len(api):
-        return
+        return {}
     duration = np.maximum(api["end"] - api["start"], 0)
     blocked, delay = _blocked(recording), _delays(recording)
     order = np.argsort(api["name"], kind="stable")
@@ -58,12 +73,16 @@ def _collect(recording: Recording, rows: dict[str, _Calls]) -> None:
     cuts = np.flatnonzero(np.diff(names)) + 1
     for mine in np.split(order, cuts):
         code = int(api["name"][mine[0]])
-        calls = rows[_VERSION.sub("", timeline.strings[code])]
-        calls.count += len(mine)
-        calls.total += int(duration[mine].sum())
-        if int(recording.calls[mine[0]]) in (LAUNCH, GRAPH_LAUNCH, COPY):
-            calls.blocked = (calls.blocked or 0) + int(blocked[mine].sum())
-        calls.delays += delay[mine][known(delay[mine])].tolist()
+        waits = int(recording.calls[mine[0]]) not in (LAUNCH, GRAPH_LAUNCH, COPY)
+        values = delay[mine][known(delay[mine])]
+        calls = Calls(
+            len(mine),
+            int(duration[mine].sum()),
+            None if waits else int(blocked[mine].sum()),
+            [np.unique(values, return_counts=True)] if len(values) else [],
+        )
+        sums[_VERSION.sub("", timeline.strings[code])].add(calls)
+    return dict(sums)
 
 
 def _blocked(recording: Recording) -> Ints:
@@ -109,27 +128,24 @@ def unlinked_kernels(recording: Recording) -> int:
     return int(np.count_nonzero((gpu["kind"] == KERNEL) & (recording.links.api_row < 0)))
 
 
-def track_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
+def track_rows(recording: Recording) -> list[dict[str, Any]]:
     """The threads that recorded anything, with how much."""
-    rows: list[dict[str, Any]] = []
-    for recording in recordings:
-        host = recording.host
-        threads = host.threads
-        numbers = np.concatenate([host.api_thread, host.range_thread, host.state_thread])
-        counts = np.bincount(numbers, minlength=len(threads)).tolist()
-        names = _thread_names(recording)
-        ranks = {p: rank.number for rank in recording.ranks for p in rank.processes}
-        for (process, thread), count in zip(threads, counts, strict=True):
-            rows.append(
-                {
-                    "rank": ranks.get(process),
-                    "process": None if process == UNKNOWN else process,
-                    "thread": None if thread == UNKNOWN else thread,
-                    "name": names.get((process, thread)),
-                    "events": count,
-                }
-            )
-    return rows
+    host = recording.host
+    threads = host.threads
+    numbers = np.concatenate([host.api_thread, host.range_thread, host.state_thread])
+    counts = np.bincount(numbers, minlength=len(threads)).tolist()
+    names = _thread_names(recording)
+    ranks = {p: rank.number for rank in recording.ranks for p in rank.processes}
+    return [
+        {
+            "rank": ranks.get(process),
+            "process": None if process == UNKNOWN else process,
+            "thread": None if thread == UNKNOWN else thread,
+            "name": names.get((process, thread)),
+            "events": count,
+        }
+        for (process, thread), count in zip(threads, counts, strict=True)
+    ]
 
 
 def _thread_names(recording: Recording) -> dict[tuple[int, int], str | None]:

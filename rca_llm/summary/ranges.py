@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,32 @@ from rca_llm.trace import KERNEL, SYSTEM_DOMAINS, Timeline
 NO_RANGE = -1
 
 
-def range_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
+Sums = dict[tuple[str, str | None], list[int]]
+"""By name and domain: the numbers of a row."""
+
+
+def range_sums(recording: Recording) -> Sums:
+    """What one recording adds to the rows."""
+    return _added(_rows_of(recording))
+
+
+def range_rows(several: Iterable[Sums]) -> list[dict[str, Any]]:
     """One row for each name and domain, the longest total first."""
-    found: dict[tuple[str, str | None], list[int]] = {}
-    for recording in recordings:
-        for key, sums in _rows_of(recording):
-            row = found.setdefault(key, [0] * len(sums))
-            found[key] = [a + b for a, b in zip(row, sums, strict=True)]
+    found = _added(item for sums in several for item in sums.items())
     names = ("count", "total_ns", "self_ns", "kernels", "gpu_ns")
     return [
         {"name": name, "domain": domain, **dict(zip(names, sums, strict=True))}
         for (name, domain), sums in sorted(found.items(), key=lambda item: -item[1][1])
     ]
+
+
+def _added(rows: Iterable[tuple[tuple[str, str | None], list[int]]]) -> Sums:
+    """The sums of rows with one key."""
+    found: Sums = {}
+    for key, sums in rows:
+        row = found.setdefault(key, [0] * len(sums))
+        found[key] = [a + b for a, b in zip(row, sums, strict=True)]
+    return found
 
 
 def _rows_of(recording: Recording) -> list[tuple[tuple[str, str | None], list[int]]]:

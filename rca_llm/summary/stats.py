@@ -1,9 +1,13 @@
-"""Statistics as the contract defines them, on plain integers."""
+"""Statistics as the contract defines them, on integers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+import numpy as np
+
+from rca_llm.table import Ints
 
 
 def percentile(ordered: Sequence[int], percent: int) -> int | None:
@@ -35,3 +39,19 @@ def distribution(values: Sequence[int]) -> dict[str, int | None]:
         "p99": percentile(ordered, 99),
         "max": ordered[-1] if ordered else None,
     }
+
+
+def weighted(values: Sequence[tuple[Ints, Ints]]) -> dict[str, int | None]:
+    """The same of values that stand as (distinct values, how often each occurs), in pieces."""
+    if not values:
+        return distribution([])
+    distinct = np.concatenate([value for value, _ in values])
+    order = np.argsort(distinct, kind="stable")
+    distinct = distinct[order]
+    reached = np.cumsum(np.concatenate([count for _, count in values])[order])
+
+    def at(percent: int) -> int:
+        rank = max(math.ceil(int(reached[-1]) * percent / 100), 1)
+        return int(distinct[np.searchsorted(reached, rank, "left")])
+
+    return {"p50": at(50), "p99": at(99), "max": int(distinct[-1])}

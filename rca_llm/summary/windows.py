@@ -138,10 +138,9 @@ def _top_ranges(member: Member) -> tuple[list[str], Ints, Ints]:
     return names, start[top], end[top]
 
 
-def rank_rows(ranks: list[Member], missing: list[int]) -> list[dict[str, Any]]:
-    """The `ranks` rows, with a row for each rank that no input covers."""
-    rows = [_rank_row(member) for member in ranks]
-    rows += [
+def rank_rows(rows: list[dict[str, Any]], missing: list[int]) -> list[dict[str, Any]]:
+    """The `ranks` rows by number, with a row for each rank that no input covers."""
+    absent: list[dict[str, Any]] = [
         {
             "rank": rank,
             "host": None,
@@ -153,10 +152,11 @@ def rank_rows(ranks: list[Member], missing: list[int]) -> list[dict[str, Any]]:
         }
         for rank in missing
     ]
-    return sorted(rows, key=lambda row: row["rank"])
+    return sorted([*rows, *absent], key=lambda row: row["rank"])
 
 
-def _rank_row(member: Member) -> dict[str, Any]:
+def rank_row(member: Member) -> dict[str, Any]:
+    """The `ranks` row of a rank."""
     recording, partition = member
     rank = partition.rank
     return {
@@ -170,23 +170,20 @@ def _rank_row(member: Member) -> dict[str, Any]:
     }
 
 
-def transfer_rows(recordings: list[Recording]) -> list[dict[str, Any]]:
+def transfer_rows(recording: Recording) -> list[dict[str, Any]]:
     """The `transfers` rows: KV hand-overs and off-loads that spans tell of, by start."""
-    rows: list[dict[str, Any]] = []
-    for recording in recordings:
-        timeline = recording.timeline
-        ranges = timeline["ranges"]
-        kind = timeline.strings.find("kv_transfer")
-        chosen = np.flatnonzero((ranges["kind"] == kind) & (kind >= 0))
-        for row in chosen[np.argsort(ranges["start"][chosen], kind="stable")].tolist():
-            rows.append(
-                {
-                    "request": timeline.text(int(ranges["request"][row])),
-                    "bytes": optional(ranges["bytes"][row]),
-                    "pieces": optional(ranges["pieces"][row]),
-                    "post_ns": optional(ranges["post_ns"][row]),
-                    "total_ns": int(ranges["end"][row] - ranges["start"][row]),
-                    "link_bytes_s": optional(ranges["link_bytes_s"][row]),
-                }
-            )
-    return rows
+    timeline = recording.timeline
+    ranges = timeline["ranges"]
+    kind = timeline.strings.find("kv_transfer")
+    chosen = np.flatnonzero((ranges["kind"] == kind) & (kind >= 0))
+    return [
+        {
+            "request": timeline.text(int(ranges["request"][row])),
+            "bytes": optional(ranges["bytes"][row]),
+            "pieces": optional(ranges["pieces"][row]),
+            "post_ns": optional(ranges["post_ns"][row]),
+            "total_ns": int(ranges["end"][row] - ranges["start"][row]),
+            "link_bytes_s": optional(ranges["link_bytes_s"][row]),
+        }
+        for row in chosen[np.argsort(ranges["start"][chosen], kind="stable")].tolist()
+    ]
