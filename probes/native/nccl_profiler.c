@@ -1,11 +1,13 @@
 #include "nccl_profiler.h"
 
+#include <stdatomic.h>
+
 #include "nccl_tasks.h"
 
-/* A handle is no address but what is to be known of the event: its sort, and the task or the answer
- * to whether it was captured. So nothing is freed too early, whenever NCCL ends an event. */
+/* A handle is no address but what is to be known of the event: its sort, and the task, or what the
+ * API call said. So nothing is freed too early, whenever NCCL ends an event. */
 enum Sort { SORT_NONE, SORT_PLAN, SORT_TASK, SORT_API, SORT_CHANNEL };
-enum { SORT_BITS = 3, CHANNEL_BITS = 8 };
+enum { SORT_BITS = 3, CHANNEL_BITS = 8, CAPTURE_BITS = 2, TYPES_ROOM = 64 };
 
 static const char NAME[] = "rca-llm";
 
@@ -85,11 +87,36 @@ static int init_v5(void **context, uint64_t comm, int *mask, const char *name, i
     return NCCL_SUCCESS;
 }
 
+/* Names of data types as NCCL's constants, so that a handle can carry one as a small number. */
+static _Atomic(const char *) types[TYPES_ROOM];
+
+/* The number of a name, 0 for NULL and where there is no room. */
+static uint64_t type_number(const char *name)
+{
+    for (unsigned i = 0; name && i < TYPES_ROOM; i++) {
+        const char *there = NULL;
+        if (atomic_compare_exchange_strong(&types[i], &there, name) || there == name)
+            return i + 1;
+    }
+    return 0;
+}
+
+/* The type that the call was made with: NCCL moves some of them as bytes. */
+static const char *asked_type(const NcclEvent *event)
+{
+    uint64_t number = sort_of(event->parent) == SORT_API
+                          ? content_of(event->parent) >> CAPTURE_BITS
+                          : 0;
+    return number ? atomic_load(&types[number - 1]) : NULL;
+}
+
 /* A task of a communicator, with what the call that asked for it said. */
 static NcclTask task_of(const NcclComm *comm, const NcclEvent *event, enum NcclTaskKind kind)
 {
     bool told = sort_of(event->parent) == SORT_API;
+    uint64_t capture = content_of(event->parent) & ((1u << CAPTURE_BITS) - 1);
     return (NcclTask){
+        .asked_type = asked_type(event),
         .comm_name = comm->name[0] ? comm->name : NULL,
         .comm = comm->id,
         .ranks = comm->ranks,
@@ -99,7 +126,7 @@ static NcclTask task_of(const NcclComm *comm, const NcclEvent *event, enum NcclT
         .root = -1,
         .peer = -1,
         .channels = -1,
-        .capture = told ? (enum NcclCapture)content_of(event->parent) : NCCL_CAPTURE_UNKNOWN,
+        .capture = told ? (enum NcclCapture)capture : NCCL_CAPTURE_UNKNOWN,
     };
 }
 
@@ -148,9 +175,10 @@ static void *begin_channel(const NcclEvent *event)
     return handle(SORT_CHANNEL, task << CHANNEL_BITS | event->kernel.channel);
 }
 
-static void *api(bool captured)
+static void *api(const char *type, bool captured)
 {
-    return handle(SORT_API, captured ? NCCL_CAPTURED : NCCL_EAGER);
+    uint64_t capture = captured ? NCCL_CAPTURED : NCCL_EAGER;
+    return handle(SORT_API, type_number(type) << CAPTURE_BITS | capture);
 }
 
 static void *begin(const NcclComm *comm, uint64_t type, const NcclEvent *event)
@@ -161,8 +189,8 @@ static void *begin(const NcclComm *comm, uint64_t type, const NcclEvent *event)
     case NCCL_P2P: return begin_p2p(comm, event);
     case NCCL_COPY_COLL: return begin_copies(comm, event);
     case NCCL_KERNEL_CHANNEL: return begin_channel(event);
-    case NCCL_COLL_API: return api(event->coll_api.captured);
-    case NCCL_P2P_API: return api(event->p2p_api.captured);
+    case NCCL_COLL_API: return api(event->coll_api.datatype, event->coll_api.captured);
+    case NCCL_P2P_API: return api(event->p2p_api.datatype, event->p2p_api.captured);
     case NCCL_KERNEL_LAUNCH: nccl_tasks_launch(); return NULL;
     default: return NULL;
     }

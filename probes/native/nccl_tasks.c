@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "clock.h"
 #include "control.h"
@@ -115,9 +117,10 @@ void nccl_tasks_launch(void)
 static RowNccl row_of(NvtxThread *thread, uint32_t at)
 {
     const NcclTask *task = &plan.at[at].task;
-    uint32_t ids[5];
-    const char *texts[] = {task->comm_name, task->func, task->datatype, task->algo, task->proto};
-    for (int i = 0; i < 5; i++)
+    uint32_t ids[6];
+    const char *texts[] = {task->comm_name,  task->func, task->datatype,
+                           task->asked_type, task->algo, task->proto};
+    for (int i = 0; i < 6; i++)
         ids[i] = names_id(&thread->names, &thread->segment, texts[i]);
     return (RowNccl){
         .start = (uint64_t)plan.at[at].start,
@@ -131,8 +134,9 @@ static RowNccl row_of(NvtxThread *thread, uint32_t at)
         .comm_name = ids[0],
         .func = ids[1],
         .datatype = ids[2],
-        .algo = ids[3],
-        .proto = ids[4],
+        .asked_type = ids[3],
+        .algo = ids[4],
+        .proto = ids[5],
         .ranks = task->ranks,
         .rank = task->rank,
         .root = task->root,
@@ -140,6 +144,7 @@ static RowNccl row_of(NvtxThread *thread, uint32_t at)
         .channels = task->channels,
         .kind = (uint8_t)task->kind,
         .capture = (uint8_t)task->capture,
+        .thread = (uint32_t)syscall(SYS_gettid),
     };
 }
 

@@ -19,9 +19,10 @@ enum NcclTaskKind { NCCL_TASK_COLL, NCCL_TASK_P2P, NCCL_TASK_COPIES };
 /* Whether the call was captured into a CUDA graph, where NCCL says so (version 5 on). */
 enum NcclCapture { NCCL_CAPTURE_UNKNOWN, NCCL_EAGER, NCCL_CAPTURED };
 
-/* A task; texts may be NULL, numbers -1 where they are not known or mean nothing. */
+/* A task; texts may be NULL, numbers -1 where they are not known or mean nothing. `count` is of
+ * `datatype`; the caller may have asked in another one. */
 typedef struct NcclTask {
-    const char *comm_name, *func, *datatype, *algo, *proto;
+    const char *comm_name, *func, *datatype, *asked_type, *algo, *proto;
     uint64_t comm, count;
     int64_t seq;
     int ranks, rank, root, peer, channels;

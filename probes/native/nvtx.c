@@ -321,6 +321,11 @@ static uint64_t ext_register(const void *domain, const NvtxSchemaAttributes *att
     return nvtx_payload_register(domain, attributes);
 }
 
+static uint64_t ext_enum(const void *domain, const NvtxEnumAttributes *attributes)
+{
+    return nvtx_payload_enum(domain, attributes);
+}
+
 static void ext_mark(const void *domain, const NvtxPayload *list, size_t count)
 {
     NvtxNumbers numbers;
@@ -386,10 +391,11 @@ static const Handler CORE2[] = {
 };
 
 static const Handler PAYLOAD[] = {
-    HANDLER(NVTX_EXT_SCHEMA_REGISTER, ext_register), HANDLER(NVTX_EXT_MARK, ext_mark),
-    HANDLER(NVTX_EXT_PUSH, ext_push),                HANDLER(NVTX_EXT_POP, ext_pop),
-    HANDLER(NVTX_EXT_START, ext_start),              HANDLER(NVTX_EXT_END, ext_end),
-    HANDLER(NVTX_EXT_DOMAIN_ENABLED, ext_enabled),   {0, NULL},
+    HANDLER(NVTX_EXT_SCHEMA_REGISTER, ext_register), HANDLER(NVTX_EXT_ENUM_REGISTER, ext_enum),
+    HANDLER(NVTX_EXT_MARK, ext_mark),                HANDLER(NVTX_EXT_PUSH, ext_push),
+    HANDLER(NVTX_EXT_POP, ext_pop),                  HANDLER(NVTX_EXT_START, ext_start),
+    HANDLER(NVTX_EXT_END, ext_end),                  HANDLER(NVTX_EXT_DOMAIN_ENABLED, ext_enabled),
+    {0, NULL},
 };
 
 static void install(const NvtxCallbacks *callbacks, uint32_t module, const Handler *handlers)

@@ -113,6 +113,16 @@ typedef struct NvtxSchemaAttributes {
     void *extension;
 } NvtxSchemaAttributes;
 
+typedef struct NvtxEnumAttributes {
+    uint64_t fields;
+    const char *name;
+    const void *entries;
+    size_t entries_count, bytes;
+    uint64_t id;
+    void *extension;
+} NvtxEnumAttributes;
+
+enum { NVTX_ENUM_HAS_ID = 1 << 5 };
 enum { NVTX_SCHEMA_HAS_ID = 1 << 8 };
 /* Ids that a tool gives lie above those that programs choose themselves. */
 #define NVTX_SCHEMA_DYNAMIC ((uint64_t)1 << 32)

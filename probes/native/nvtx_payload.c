@@ -22,7 +22,15 @@ typedef struct Schema {
     Field fields[];
 } Schema;
 
-static _Atomic(Schema *) schemas; /* only ever grows, at its head */
+typedef struct Enum {
+    const void *domain;
+    uint64_t id;
+    uint8_t bytes;
+    struct Enum *next;
+} Enum;
+
+static _Atomic(Schema *) schemas; /* only ever grows, at its head; so the next */
+static _Atomic(Enum *) enums;
 static atomic_uint_fast64_t next_id = NVTX_SCHEMA_DYNAMIC;
 
 /* Sizes of the entry types of nvToolsExtPayload.h that hold one number: bytes, negative if signed,
@@ -44,6 +52,34 @@ static bool describe(uint64_t type, Field *field)
     return size != 0;
 }
 
+/* The same for a field whose type is an enumeration. */
+static bool describe_enum(const void *domain, uint64_t type, Field *field)
+{
+    const Enum *found = atomic_load(&enums);
+    while (found && (found->id != type || found->domain != domain))
+        found = found->next;
+    field->bytes = found ? found->bytes : 0;
+    field->is_signed = found && found->bytes == sizeof(int);
+    field->is_float = false;
+    return found != NULL;
+}
+
+uint64_t nvtx_payload_enum(const void *domain, const NvtxEnumAttributes *attributes)
+{
+    Enum *self = attributes && attributes->bytes && attributes->bytes <= 8 ? calloc(1, sizeof *self) : NULL;
+    if (!self)
+        return 0;
+    bool has_id = (attributes->fields & NVTX_ENUM_HAS_ID) && attributes->id;
+    self->domain = domain;
+    self->bytes = (uint8_t)attributes->bytes;
+    self->id = has_id ? attributes->id : atomic_fetch_add(&next_id, 1);
+    Enum *head = atomic_load(&enums);
+    do {
+        self->next = head;
+    } while (!atomic_compare_exchange_weak(&enums, &head, self));
+    return self->id;
+}
+
 static char *copied(const char *text)
 {
     return strdup(text ? text : "payload");
@@ -55,7 +91,8 @@ static void add_fields(Schema *schema, const NvtxSchemaAttributes *from)
     for (size_t i = 0; i < from->entries_count && schema->count < MOST_FIELDS; i++) {
         const NvtxSchemaEntry *entry = &from->entries[i];
         Field *field = &schema->fields[schema->count];
-        if (entry->flags || !describe(entry->type, field))
+        bool plain = describe(entry->type, field) || describe_enum(schema->domain, entry->type, field);
+        if (entry->flags || !plain)
             continue; /* arrays, pointers and texts; a field after one of them has its offset */
         /* Offset 0 in a later field means that the fields follow each other, aligned. */
         offset = (offset + field->bytes - 1) / field->bytes * field->bytes;

@@ -28,6 +28,9 @@ typedef struct NvtxNumbers {
 /* Remembers a schema of a domain; its id. Schemas live as long as the process. */
 uint64_t nvtx_payload_register(const void *domain, const NvtxSchemaAttributes *attributes);
 
+/* Remembers an enumeration that fields of schemas may have as their type; its id. */
+uint64_t nvtx_payload_enum(const void *domain, const NvtxEnumAttributes *attributes);
+
 /* Reads the numbers of an event, and of a list of payloads. */
 void nvtx_payload_event(NvtxNumbers *into, const void *domain, const NvtxEvent *event);
 void nvtx_payload_list(NvtxNumbers *into, const void *domain, const NvtxPayload *list, size_t count);

@@ -81,8 +81,9 @@ typedef struct RowDevice {
 typedef struct RowNccl {
     uint64_t start, end, launch, comm, count;
     int64_t seq;
-    uint32_t plan, task, comm_name, func, datatype, algo, proto;
+    uint32_t plan, task, comm_name, func, datatype, asked_type, algo, proto;
     int32_t ranks, rank, root, peer, channels;
+    uint32_t thread;
     uint8_t kind, capture, pad[6];
 } RowNccl;
 
@@ -91,7 +92,7 @@ typedef struct RowNcclChannel { /* ns of the GPU's global timer; 0: told by anot
     uint32_t task, channel;
 } RowNcclChannel;
 
-_Static_assert(sizeof(RowNccl) == 104, "row layout");
+_Static_assert(sizeof(RowNccl) == 112, "row layout");
 _Static_assert(sizeof(RowNcclChannel) == 24, "row layout");
 _Static_assert(sizeof(RowKernel) == 80, "row layout");
 _Static_assert(sizeof(RowCopy) == 64, "row layout");

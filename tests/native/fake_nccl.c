@@ -80,6 +80,7 @@ static void *coll_api(bool captured)
     if (version < 5 || !(mask & (NCCL_COLL | NCCL_COLL_API)))
         return NULL;
     event(NCCL_COLL_API, &of, NULL);
+    of.coll_api.datatype = "ncclBfloat16";
     of.coll_api.captured = captured;
     return start(&of);
 }
