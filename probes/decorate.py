@@ -1,13 +1,15 @@
 """The decorator ``probe``: a span around every call of a function.
 
-Knows plain functions, methods, coroutines, generators and async generators. Outside a trace it
-returns the function itself. Standard library only, Python >= 3.7.
+Knows functions, methods, coroutines, generators and async generators, and other callable objects,
+which stay what they are in every other respect. Outside a trace, and for what cannot be called or
+is a class, it returns what it was given. Standard library only, Python >= 3.7.
 """
 
 from __future__ import annotations
 
 from . import recorder
-from .span import span, suspendable
+from .plain import text
+from .span import OFF, span, suspendable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ else:
         """
         if target is not None and not isinstance(target, str):
             return _wrap(target, name, kind)
-        chosen = target or name
+        chosen = ("" if target is None else text(target)) or text(name)
 
         def decorate(function):
             return _wrap(function, chosen, kind)
@@ -51,12 +53,57 @@ else:
 def _wrap(function: Any, name: str, kind: str) -> Any:
     if not recorder.run:
         return function
-    for wrapper in (staticmethod, classmethod):
-        if type(function) is wrapper:
-            made: type[Any] = wrapper
-            return made(_wrap(function.__func__, name, kind))
-    name = name or getattr(function, "__qualname__", "") or type(function).__qualname__
-    flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
+    try:
+        return _wrapped(function, text(name), text(kind))
+    except Exception:  # an object that resists being looked at: it stays as it is
+        return function
+
+
+_FUNCTION: Any = type(_wrap)
+_METHOD: Any = type(OFF.__enter__)
+
+
+def _wrapped(function: Any, name: str, kind: str) -> Any:
+    made: Any = type(function)
+    if made in (staticmethod, classmethod):
+        return made(_wrapped(function.__func__, name, kind))
+    if made is _FUNCTION:
+        return _function(function, name or text(function.__qualname__), kind)
+    if made is _METHOD:
+        return _METHOD(_wrapped(function.__func__, name, kind), function.__self__)
+    if isinstance(function, type) or not callable(function):
+        return function
+    own = getattr(function, "__qualname__", "") or made.__qualname__
+    return Called(function, name or text(own), kind)
+
+
+class Called:
+    """A callable object that is no Python function, with a span around every call of it."""
+
+    def __init__(self, target: Any, name: str, kind: str) -> None:
+        self.__dict__.update(_target=target, _name=name, _kind=kind, __wrapped__=target)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what is wrapped."""
+        with span(self._name, self._kind):
+            return self._target(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_target":  # of a copy that is not filled yet
+            raise AttributeError(name)
+        return getattr(self._target, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._target, name, value)
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        bind: Any = getattr(type(self._target), "__get__", None)
+        bound = self._target if bind is None else bind(self._target, owner, kind)
+        return self if bound is self._target else Called(bound, self._name, self._kind)
+
+
+def _function(function: Any, name: str, kind: str) -> Any:
+    flags = function.__code__.co_flags
     if flags & _COROUTINE:
         wrapped = _coroutine(function, name, kind)
     elif flags & _ASYNC_GENERATOR:

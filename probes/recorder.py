@@ -16,6 +16,7 @@ from mmap import ACCESS_READ, mmap
 from time import perf_counter_ns, time_ns
 
 from . import format as layout
+from .plain import text as plain_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Names(_Ids):
     def __missing__(self, name: object) -> int:
         if len(self) >= MAX_NAMES:
             self.clear()
-        found = 0 if name is None else self.recorder.name_id(str(name))
+        found = 0 if name is None else self.recorder.name_id(plain_text(name))
         word = self[name] = found << self.shift
         return word
 
@@ -225,7 +226,8 @@ class Recorder(Room):
         """Write a NAME cell for ``text``; its new id, or 0 where nothing can be written."""
         number = self._next_id
         self._next_id = number + 1
-        payload = text.encode("utf-8", "replace")[:MAX_NAME_BYTES]
+        # Half a character (a lone surrogate) is written out: two such ids stay two.
+        payload = text[:MAX_NAME_BYTES].encode("utf-8", "backslashreplace")[:MAX_NAME_BYTES]
         return number if self.payload(layout.NAME, payload, 0, number) else 0
 
     def word(self, known: dict[str, int], name: str, tag: int) -> int:
@@ -238,7 +240,7 @@ class Recorder(Room):
         if found is None:
             if len(known) >= MAX_NAMES:
                 known.clear()
-            found = known[name] = self.name_id(str(name)) | tag << 32
+            found = known[name] = self.name_id(plain_text(name)) | tag << 32
         return found
 
     def payload(self, kind: int, data: bytes, a: int, c: int, d: int = 0, e: int = 0) -> bool:
@@ -326,8 +328,9 @@ class Lease:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
-    def __del__(self) -> None:
-        _spare.append(self.recorder)
+    def __del__(self, spare: list[Recorder] = _spare) -> None:
+        # Bound early: at the end of the interpreter the name of the list is gone.
+        spare.append(self.recorder)
 
 
 def start(directory: str) -> bool:

@@ -11,6 +11,7 @@ from time import perf_counter_ns
 
 from . import format as layout
 from . import recorder
+from .plain import batch, text, whole
 from .recorder import FAULTS, WORDS_A_CELL, current, put
 from .span import OFF, request_id, suspendable, watch_requests
 from .threads import follow
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 EVENTS = {name: code for code, name in enumerate(layout.REQUEST_EVENTS)}
 _MODES = {name: code for code, name in enumerate(layout.STEP_MODES)}
 PHASES = {name: code for code, name in enumerate(layout.PHASES)}
+_COUNTS = ("prompt_tokens", "output_tokens")
 
 
 class request:
@@ -40,7 +42,7 @@ class request:
     def __init__(
         self, id: object, prompt_tokens: int | None = None, output_tokens: int | None = None
     ) -> None:
-        self.id = str(id)
+        self.id = text(id)
         self._token: Token[str | None] | None = None
         self._span = OFF
         self._prompt_tokens = prompt_tokens
@@ -147,12 +149,17 @@ def _event(name: str, request: str, count: int = 0) -> None:
     if not recorder.run:
         return
     now = perf_counter_ns()
+    number = whole(count)
+    if number < 0:
+        if name in _COUNTS:
+            return  # not a count: it stays unknown
+        number = 0
     try:
         here = current()
         room = here.reserve(1)
         if room is not None:
             words, at = room
-            put(words, at, layout.REQUEST, now, int(count), EVENTS[name], here.ids[request])
+            put(words, at, layout.REQUEST, now, number, EVENTS[name], here.ids[request])
     except FAULTS:
         pass
 
@@ -180,7 +187,7 @@ class step:
     def __enter__(self) -> step:
         if recorder.run:
             try:
-                self._room = _begin_step(self._id, self._requests or {}, self.mode)
+                self._room = _begin_step(whole(self._id), batch(self._requests), _mode(self.mode))
             except FAULTS:
                 self._room = None
         return self
@@ -197,14 +204,18 @@ class step:
         words, at = room
         try:
             count = words[at + 2] >> 32
-            words[at + 2] = _MODES.get(self.mode, 0) | count << 32
+            words[at + 2] = _mode(self.mode) | count << 32
             words[at + 1] = perf_counter_ns()
         except FAULTS:
             pass
 
 
+def _mode(name: object) -> int:
+    return _MODES.get(text(name), 0)
+
+
 def _begin_step(
-    id: int, requests: Mapping[str, tuple[str, int | None]], mode: str
+    id: int, requests: list[tuple[str, str, int]], mode: int
 ) -> tuple[memoryview[int], int] | None:
     now = perf_counter_ns()
     here = current()
@@ -213,11 +224,9 @@ def _begin_step(
         return None
     words, at = room
     follower = at + WORDS_A_CELL
-    put(words, follower, layout.MORE, int(id), -1)
-    for name, (phase, tokens) in requests.items():
+    put(words, follower, layout.MORE, id, -1)
+    for name, phase, tokens in requests:
         follower += WORDS_A_CELL
-        count = -1 if tokens is None else int(tokens)
-        put(words, follower, layout.STEP_REQUEST, count, 0, PHASES.get(phase, 0), here.ids[name])
-    code = _MODES.get(mode, 0)
-    put(words, at, layout.STEP, now, 0, code, len(requests), 0, layout.FLAG_MORE)
+        put(words, follower, layout.STEP_REQUEST, tokens, 0, PHASES.get(phase, 0), here.ids[name])
+    put(words, at, layout.STEP, now, 0, mode, len(requests), 0, layout.FLAG_MORE)
     return room

@@ -13,6 +13,8 @@ from time import perf_counter_ns
 
 from . import format as layout
 from . import ranges
+from .plain import number as plain_number
+from .plain import text, whole
 from .recorder import FAULTS, WORDS_A_CELL, current, fast, local, put
 
 TYPE_CHECKING = False
@@ -149,6 +151,10 @@ def span(
     ``bytes`` and ``path`` what was read or written. Enter it once.
     """
     try:
+        if type(name) is not str or type(kind) is not str:
+            name, kind = text(name), text(kind)
+        if request is not None and type(request) is not str:
+            request = text(request)
         here: Recorder = local.recorder
         if step is not None or bytes is not None or path is not None:
             return _rich(here, name, kind, request, step, bytes, path)
@@ -223,8 +229,8 @@ def _rich(
         request = request_id.get()
     words[at + 2] = here.ids[request] | here.kinds[kind]
     if more:
-        a, b = _or_none(step), _or_none(bytes)
-        put(words, at + WORDS_A_CELL, layout.MORE, a, b, here.ids[path])
+        where = None if path is None else text(path)
+        put(words, at + WORDS_A_CELL, layout.MORE, whole(step), whole(bytes), here.ids[where])
     words[at + 3] = here.word(here.spans, name, SPAN) | (RICH if more else 0)
     return made
 
@@ -239,13 +245,13 @@ def _ranged(name: str) -> Span:
     return made
 
 
-def _or_none(number: int | None) -> int:
-    return -1 if number is None else int(number)
-
-
 def record(name: str, request: str | None = None, **numbers: float) -> None:
     """Mark this instant, with numbers that belong to it: ``record("sched_start", waiting=3)``."""
     try:
+        if type(name) is not str:
+            name = text(name)
+        if request is not None and type(request) is not str:
+            request = text(request)
         here: Recorder = local.recorder
         if numbers:
             _rich_mark(here, name, request, numbers)
@@ -282,12 +288,14 @@ def _first_mark(name: str, request: str | None, numbers: dict[str, float]) -> No
 
 def _rich_mark(here: Recorder, name: str, request: str | None, numbers: dict[str, float]) -> None:
     now = perf_counter_ns()
-    room = here.reserve(1 + len(numbers))
+    told = [(key, plain_number(value)) for key, value in numbers.items()]
+    known = [(key, value) for key, value in told if value is not None]
+    room = here.reserve(1 + len(known))
     if room is None:
         return
     words, at = room
     follower = at
-    for key, value in numbers.items():
+    for key, value in known:
         follower += WORDS_A_CELL
         number(words, follower, value, here.ids[key])
     if request is None:
@@ -325,5 +333,5 @@ def suspendable(name: str, kind: str, request: str | None = None) -> Off:
 python_span, python_record = span, record
 # The C functions hand what is uncommon to those here. They know nothing of NVTX.
 if fast and not ranges.wanted():
-    fast.prepare(python_span, python_record, OFF, request_id)
+    fast.prepare(python_span, python_record, OFF, request_id, FAULTS)
     span, record = fast.span, fast.record

@@ -39,7 +39,7 @@ static unsigned generation;
 static _Thread_local Room *here; /* kept alive by the list of recorders in Python */
 static _Thread_local unsigned here_generation;
 
-static PyObject *slow_span, *slow_record, *off, *request_variable, *refill_name;
+static PyObject *slow_span, *slow_record, *off, *request_variable, *refill_name, *faults;
 static PyInterpreterState *home; /* what is static here serves one interpreter */
 static int scoped;
 static Span *free_spans[FREE_SPANS];
@@ -264,7 +264,10 @@ static int add_request(Call *call, int64_t *word)
     return known && (!call->kind || look_up(here->kinds, call->kind, word));
 }
 
-/* Whether this thread has a recorder with room; -1 where nothing may be written. */
+/* Whether this thread has a recorder with room: NOTHING where none may be written, RAISED where
+ * Python code that ran in between (a signal handler of the program) has raised. */
+enum { NOTHING = -1, RAISED = -2 };
+
 static int has_room(void)
 {
     if (!here || here_generation != generation)
@@ -274,9 +277,11 @@ static int has_room(void)
     PyObject *more = PyObject_CallMethodNoArgs((PyObject *)here, refill_name);
     int room = more ? PyObject_IsTrue(more) : 0;
     Py_XDECREF(more);
+    if (!more && !PyErr_ExceptionMatches(faults))
+        return RAISED;
     if (!more)
         PyErr_Clear();
-    return here->at < here->last ? room : more ? -1 : 0;
+    return here->at < here->last ? room : more ? NOTHING : 0;
 }
 
 /* Reserves a cell; nothing between this and its last store runs Python code. */
@@ -297,7 +302,7 @@ static PyObject *fast_span(PyObject *module, PyObject *const *arguments, Py_ssiz
         return PyObject_Vectorcall(slow_span, arguments, (size_t)count, keywords);
     int room = has_room();
     if (room < 0)
-        return Py_NewRef(off);
+        return room == RAISED ? NULL : Py_NewRef(off);
     if (!room || !look_up(here->spans, call.name, &last) || !add_request(&call, &middle))
         return PyObject_Vectorcall(slow_span, arguments, (size_t)count, keywords);
     Span *made = new_span();
@@ -319,6 +324,8 @@ static PyObject *fast_record(PyObject *module, PyObject *const *arguments, Py_ss
     Call call = {0};
     int64_t middle = 0, last = 0;
     int room = parse(&call, arguments, count, keywords, 0) ? has_room() : 0;
+    if (room == RAISED)
+        return NULL;
     if (room < 0)
         Py_RETURN_NONE;
     if (!room || !look_up(here->marks, call.name, &last) || !add_request(&call, &middle))
@@ -354,13 +361,14 @@ static PyObject *watch_requests(PyObject *module, PyObject *unused)
 static PyObject *prepare(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    PyObject *span, *record, *nothing, *variable;
-    if (!PyArg_ParseTuple(arguments, "OOOO", &span, &record, &nothing, &variable))
+    PyObject *span, *record, *nothing, *variable, *own;
+    if (!PyArg_ParseTuple(arguments, "OOOOO", &span, &record, &nothing, &variable, &own))
         return NULL;
     Py_XSETREF(slow_span, Py_NewRef(span));
     Py_XSETREF(slow_record, Py_NewRef(record));
     Py_XSETREF(off, Py_NewRef(nothing));
     Py_XSETREF(request_variable, Py_NewRef(variable));
+    Py_XSETREF(faults, Py_NewRef(own));
     Py_RETURN_NONE;
 }
 
@@ -373,7 +381,8 @@ static PyMethodDef functions[] = {
      "Mark this instant; as `rca_llm.probes.span.record`."},
     {"adopt", adopt, METH_O, "Make a recorder that of the calling thread."},
     {"watch_requests", watch_requests, METH_NOARGS, "Look for request scopes from here on."},
-    {"prepare", prepare, METH_VARARGS, "Take the slow span and record, OFF, and the variable."},
+    {"prepare", prepare, METH_VARARGS,
+     "Take the slow span and record, OFF, the variable, and what recording itself may raise."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -29,4 +29,5 @@ def prepare(
     record: Callable[..., object],
     off: object,
     variable: ContextVar[str | None],
+    faults: tuple[type[BaseException], ...],
 ) -> None: ...

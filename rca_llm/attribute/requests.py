@@ -187,12 +187,23 @@ def _from_ranges(timeline: Timeline) -> list[Request]:
             named[code] = found.group(1)
     rows = np.flatnonzero(among(ranges["name"], list(named))) if named else range(0)
     lives: dict[str, Request] = {}
+    uses: dict[str, int] = {}
     for row in rows:
-        id, start = named[int(ranges["name"][row])], int(ranges["start"][row])
-        while id in lives:
-            id += "'"
+        id, start = _unused(named[int(ranges["name"][row])], lives, uses), int(ranges["start"][row])
         lives[id] = Request(id, start, finished=optional(ranges["end"][row]))
     return sorted(lives.values(), key=lambda request: request.arrival or 0)
+
+
+def _unused(id: str, taken: dict[str, Request], uses: dict[str, int]) -> str:
+    """`id`, or where it is taken `id'`, `id'3`, `id'4` …; `uses` counts how often each was asked.
+
+    The count makes a name that comes back a million times cost no more than a million names.
+    """
+    name = id
+    while name in taken:
+        uses[id] = uses.get(id, 1) + 1
+        name = f"{id}'" if uses[id] == 2 else f"{id}'{uses[id]}"
+    return name
 
 
 def life(
