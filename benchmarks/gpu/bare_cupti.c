@@ -4,7 +4,9 @@
  *   cc -shared -fPIC -O2 -D_GNU_SOURCE -I probes/native bare_cupti.c probes/native/cupti.c -ldl
  *
  * BARE_KINDS lists kinds, comma separated; RUNTIME and DRIVER are recorded whole. BARE_ATTRIBUTES sets
- * attributes of CUPTI first, each as id:value:bytes, to learn what they cost. */
+ * attributes of CUPTI first, each as id:value:bytes, to learn what they cost; BARE_HW=1 asks for the
+ * hardware's own events. What CUPTI answered to these goes into the file BARE_ANSWERS. */
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -50,13 +52,35 @@ static void *flush(void *unused)
     return NULL;
 }
 
+static void answer(const char *what, unsigned id, int result)
+{
+    const char *path = getenv("BARE_ANSWERS");
+    FILE *file = path && *path ? fopen(path, "a") : NULL;
+    if (!file)
+        return;
+    fprintf(file, "%s %u: %d\n", what, id, result);
+    fclose(file);
+}
+
+/* Events of the hardware instead of instrumented launches; Blackwell and later, by its documentation. */
+static void ask_hardware(void)
+{
+    const char *wanted = getenv("BARE_HW");
+    void *library = wanted && *wanted ? dlopen(cupti.path, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    void *found = library ? dlsym(library, "cuptiActivityEnableHWTrace") : NULL;
+    CuptiResult (*enable)(uint8_t);
+    memcpy(&enable, &found, sizeof enable);
+    if (wanted && *wanted)
+        answer("hardware events", 0, found ? enable(1) : -1);
+}
+
 static void set_attributes(const char *text)
 {
     unsigned id, bytes, value;
     while (text && sscanf(text, "%u:%u:%u", &id, &value, &bytes) == 3) {
         uint64_t wide = value; /* little endian, so that the first bytes are the value */
         size_t size = bytes;
-        cupti.ActivitySetAttribute(id, &size, &wide);
+        answer("attribute", id, cupti.ActivitySetAttribute(id, &size, &wide));
         text = strchr(text, ',');
         text = text ? text + 1 : NULL;
     }
@@ -68,6 +92,8 @@ __attribute__((visibility("default"))) int InitializeInjection(void)
     const char *kinds = getenv("BARE_KINDS");
     if (!kinds || !cupti_load(&cupti))
         return 1;
+    answer(cupti.path, 0, 0);
+    ask_hardware();
     set_attributes(getenv("BARE_ATTRIBUTES"));
     cupti.ActivityRegisterCallbacks(request, complete);
     for (char *end = NULL; *kinds; kinds = *end ? end + 1 : end) {

@@ -44,6 +44,7 @@ class Session:
     work: Path
     arguments: argparse.Namespace
     results: dict[str, Any] = field(default_factory=dict[str, Any])
+    file: str = "collector.json"
 
     @property
     def collector(self) -> Path:
@@ -55,12 +56,12 @@ class Session:
         """CUPTI with nobody reading."""
         return self.work / "bare_cupti.so"
 
-    def keep(self, stage: str, found: Any) -> None:
-        """Add a result and write all of them."""
+    def keep(self, stage: str, found: Any, shown: int = 3000) -> None:
+        """Add a result, write all of them, and print so many characters of it."""
         self.results[stage] = found
-        path = self.out / "collector.json"
+        path = self.out / self.file
         path.write_text(json.dumps(self.results, indent=1))
-        print(f"== {stage}\n{json.dumps(found)[:3000]}", flush=True)
+        print(f"== {stage}\n{json.dumps(found)[:shown]}", flush=True)
 
     def run(self, command: list[str], env: dict[str, str], limit: float = 240) -> dict[str, Any]:
         """Run a command; its status, its wall time and the end of what it said."""

@@ -5,6 +5,8 @@
 Each phase runs inside an NVTX range of its name, a synchronisation before and after it, and
 its begin and end on CLOCK_MONOTONIC go into the JSON file, beside the time of every repetition. The
 same program runs untraced, under our collector, under Nsight Systems and under torch.profiler.
+With `--serve` it waits for what to do instead (`seat.py`), for programs that work in turns; with
+`--workers N` that is done by N processes at once.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from seat import Seat
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 SIZES = {
@@ -44,7 +48,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=40)
     parser.add_argument("--pairs", type=int, default=0, help="alternate traced and untraced blocks")
     parser.add_argument("--profiler", choices=("none", "cuda", "all"), default="none")
-    parser.add_argument("--times", type=Path, required=True)
+    parser.add_argument("--times", type=Path)
+    parser.add_argument("--serve", choices=("no", "seat", "pipe"), default="no")
+    parser.add_argument("--workers", type=int, default=0, help="processes that serve at once")
     parser.add_argument("--progress", type=Path, help="append a line a repetition, for a kill")
     return parser.parse_args()
 
@@ -218,10 +224,106 @@ def profiled(arguments: argparse.Namespace, body: Callable[[], None]) -> None:
     print(f"kineto export {time.monotonic() - begun:.2f} s", file=sys.stderr)
 
 
+class Pipe:
+    """A worker's side of its parent's pipes; what `seat.Seat` is to a benchmark."""
+
+    def wait(self) -> dict[str, Any]:
+        """The next message."""
+        line = sys.stdin.readline()
+        return json.loads(line) if line else {"do": "quit"}
+
+    def answer(self, content: dict[str, Any]) -> None:
+        """Reply to a message."""
+        print(json.dumps(content), flush=True)
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Load the model and warm up, then do what is asked for until the other side lets go."""
+    device = arguments.device
+    with torch.inference_mode():
+        model = Model(arguments.size, device)
+        for name in arguments.phases.split(","):
+            for _ in range(3):
+                getattr(model, name)()
+        synchronise(device)
+        seat = Pipe() if arguments.serve == "pipe" else Seat()
+        if arguments.serve == "pipe":
+            seat.answer({"ready": True})
+        while (message := seat.wait())["do"] != "quit":
+            seat.answer(ACTIONS[message["do"]](model, device, message))
+
+
+def repeat(model: Model, device: str, message: dict[str, Any]) -> dict[str, Any]:
+    """Time some repetitions of each phase, after one that does not count."""
+    times: dict[str, list[int]] = {}
+    begun = time.monotonic_ns()
+    for name, count in message["phases"].items():
+        work = getattr(model, name)
+        with nvtx_range(f"phase {name}", device):
+            timed(work, device)
+            times[name] = [timed(work, device) for _ in range(count)]
+    return {"times": times, "wall": time.monotonic_ns() - begun}
+
+
+def profile(model: Model, device: str, message: dict[str, Any]) -> dict[str, Any]:
+    """Switch torch.profiler on for good."""
+    every = torch.profiler.ProfilerActivity
+    kinds = [every.CUDA] if message["kind"] == "cuda" else [every.CPU, every.CUDA]
+    PROFILES.append(torch.profiler.profile(activities=kinds))
+    PROFILES[-1].__enter__()
+    return {"on": message["kind"]}
+
+
+PROFILES: list[Any] = []
+ACTIONS: dict[str, Callable[[Model, str, dict[str, Any]], dict[str, Any]]] = {
+    "repeat": repeat,
+    "profile": profile,
+}
+
+
+def serve_by_workers(arguments: argparse.Namespace) -> None:
+    """Hand every message to all workers at once, and time until the last has answered."""
+    command = [sys.executable, __file__, "--serve", "pipe", "--phases", arguments.phases]
+    command += ["--size", arguments.size, "--device", arguments.device]
+    workers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(arguments.workers)
+    ]
+    for worker in workers:
+        answer_of(worker)
+    seat = Seat()
+    while (message := seat.wait())["do"] != "quit":
+        begun = time.monotonic_ns()
+        for worker in workers:
+            worker.stdin.write(json.dumps(message) + "\n")
+            worker.stdin.flush()
+        answers = [answer_of(worker) for worker in workers]
+        seat.answer({"wall": time.monotonic_ns() - begun, "workers": answers})
+    for worker in workers:
+        worker.stdin.close()
+    for worker in workers:
+        worker.wait()
+
+
+def answer_of(worker: Any) -> dict[str, Any]:
+    """A worker's next answer; libraries may print lines of their own between."""
+    while line := worker.stdout.readline():
+        if line.startswith("{"):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    raise RuntimeError("a worker has ended")
+
+
 def main() -> None:
-    """Run the phases and write their times."""
+    """Run the phases and write their times, or serve."""
     arguments = options()
+    if arguments.workers:
+        serve_by_workers(arguments)
+        return
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if arguments.serve != "no":
+        serve(arguments)
+        return
     begun = time.monotonic_ns()
     with torch.inference_mode():
         model = Model(arguments.size, arguments.device)

@@ -1,0 +1,252 @@
+"""What a tracer costs a vLLM server that is already running: bursts of 12 requests, in turns.
+
+    python benchmarks/gpu/burst.py --out results --bundle FOLDER --size small
+
+FOLDER holds vLLM (on PYTHONPATH); leave it out where vLLM is installed. One engine starts first and
+warms the compile caches, then one under each tracer; all stay alive, and serve bursts in turns
+(`turns.py`). Then the paused one is switched on by `rca-llm ctl start`, and torch.profiler in the
+first. At last two traced engines serve the same requests one by one: their kernels are compared.
+Results are in `results/burst-SIZE.json`, written as they come. About four minutes on one H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import vllm_model
+from collector import Kernels, Session, build, compared, export_nsys, nsys_program, read
+from turns import Turns, make_path, ratios, tracers, turns
+
+SERVER = Path(__file__).with_name("burst_server.py")
+WARM = "torch.profiler"
+"""The engine that starts first; its bursts are untraced until its profiler is switched on."""
+BASE = ["none-1", "none-2"]
+RESTING = "trace-rest"
+COUNTED = ("trace-kernels", "nsys")
+TRACERS = {
+    "small": "none-1,none-2,trace-kernels,trace-full,trace-graph,trace-paused,trace-rest,"
+    "kernels,floor-kernels,floor-graph,nsys",
+    # Weights of 16 GB each: what fits beside one another.
+    "large": "none-1,trace-kernels,trace-graph,trace-rest,floor-kernels,nsys",
+    "tiny": "none-1,trace-kernels,trace-rest",
+}
+STAGGER_S = 0.7
+QUIET_S = 1.5
+TINY = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 300,
+}  # fmt: skip
+
+
+def options() -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--bundle", type=Path, help="a folder with vLLM")
+    parser.add_argument("--size", choices=TRACERS, default="small")
+    parser.add_argument("--tracers", default="", help="instead of the usual ones, comma separated")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--limit", type=float, default=75, help="seconds for each set of rounds")
+    parser.add_argument("--start-limit", type=float, default=170, help="seconds to start in")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--dry-run", action="store_true")
+    return parser.parse_args()
+
+
+def engine(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Engine arguments; the cache's size is given, so that engines may start side by side."""
+    if arguments.size == "tiny":
+        vllm_model.SIZES["tiny"] = TINY
+    model = vllm_model.make(work / f"model-{arguments.size}", arguments.size)
+    chosen = vllm_model.engine_options(
+        model, gpu_memory_utilization=0.05, kv_cache_memory_bytes=1 << 30, disable_log_stats=True
+    )
+    if arguments.device == "cpu":
+        chosen |= {"enforce_eager": True, "max_model_len": 1024, "dtype": "float32"}
+        del chosen["compilation_config"]
+    return chosen
+
+
+def environment(session: Session) -> dict[str, str]:
+    """Variables of every engine: where vLLM and our package lie, and caches that all share."""
+    bundle: Path | None = session.arguments.bundle
+    found = vllm_model.environment(bundle) if bundle else {"HF_HUB_OFFLINE": "1"}
+    parts = [found.get("PYTHONPATH", ""), make_path(session), os.environ.get("PYTHONPATH", "")]
+    cache = str(session.work / "cache")
+    return found | {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(part for part in parts if part)),
+        "VLLM_CACHE_ROOT": cache,
+        "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
+        "TRITON_CACHE_DIR": f"{cache}/triton",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
+
+
+def start(session: Session, players: Turns, found: dict[str, Any]) -> None:
+    """Start the engine that warms the caches, serve a burst, then start the others."""
+    env = environment(session)
+    chosen = json.dumps(engine(session.arguments, session.work))
+    command = [sys.executable, str(SERVER), "--engine", chosen]
+    known = tracers(session)
+    profiles = ["--profiles", str(session.work / "profiles")]
+    players.start(WARM, command + profiles, known["none"](WARM), **env)
+    found["start_s"] = [players.ready(session.arguments.start_limit)]
+    found["cold_burst"] = players.ask(WARM, 120.0, do="burst")
+    for name in (session.arguments.tracers or TRACERS[session.arguments.size]).split(","):
+        try:
+            tracer = known[name.rpartition("-")[0] if name[-1].isdigit() else name](name)
+        except FileNotFoundError as error:
+            players.lost[name] = str(error)
+            continue
+        players.start(name, command, tracer, **env)
+        time.sleep(STAGGER_S)
+    found["start_s"].append(players.ready(session.arguments.start_limit))
+
+
+def wall(answer: Any) -> float:
+    """Wall time of a burst, ns."""
+    return float(answer["wall"])
+
+
+def ttft(answer: Any) -> float:
+    """Median time to the first token of a burst, ns."""
+    return float(statistics.median(answer["ttft"]))
+
+
+def told(rounds: list[dict[str, Any]], base: list[str]) -> dict[str, Any]:
+    """Ratios of wall time and time to first token, by tracer."""
+    return {"wall": ratios(rounds, wall, base), "ttft": ratios(rounds, ttft, base)}
+
+
+def first(session: Session, players: Turns, found: dict[str, Any]) -> None:
+    """The first burst of each, and then the steady state."""
+    names = list(players.players)
+    found["first"] = {name: players.ask(name, 60.0, do="burst") for name in names if name != WARM}
+    keep(session, players, found)
+    rounds = players.rounds(session.arguments.rounds, names, session.arguments.limit, do="burst")
+    found["steady"] = told(rounds, [name for name in BASE if name in names])
+    found["steady_rounds"] = rounds
+    keep(session, players, found)
+
+
+def switched(session: Session, players: Turns, found: dict[str, Any]) -> None:
+    """Paused tracers are switched on, and torch.profiler: their first bursts, and then."""
+    for name in (RESTING, "trace-paused"):
+        run = players.players[name].tracer.run if name in players.players else None
+        if run is not None:
+            command = [sys.executable, "-m", "rca_llm", "ctl", str(run), "start"]
+            found[f"ctl {name}"] = session.run(command, environment(session), 20)
+    found["profile"] = players.ask(WARM, 60.0, do="profile")
+    time.sleep(0.3)
+    names = [
+        n for n in (WARM, RESTING, "trace-paused", *BASE, "trace-kernels") if n in players.players
+    ]
+    found["first_switched"] = {name: players.ask(name, 60.0, do="burst") for name in names}
+    rounds = players.rounds(session.arguments.rounds, names, session.arguments.limit, do="burst")
+    found["switched"] = told(rounds, [name for name in BASE if name in names])
+    found["switched_rounds"] = rounds
+    keep(session, players, found)
+
+
+def serial(players: Turns, found: dict[str, Any]) -> None:
+    """The same requests one by one, alone, between quiet moments: what is counted at the end."""
+    for name in COUNTED:
+        time.sleep(QUIET_S)
+        found.setdefault("serial", {})[name] = players.ask(name, 60.0, do="serial")
+    time.sleep(1.0)
+
+
+def last_work(timeline: Any) -> Kernels:
+    """The kernels after the last quiet moment of a recording."""
+    import numpy as np
+
+    gpu = timeline["gpu"]
+    rows = gpu.take(np.flatnonzero((gpu["kind"] == 0) & (gpu["start"] >= 0))).sorted_by("start")
+    quiet = np.flatnonzero(np.diff(rows["start"]) > QUIET_S * 0.6e9)
+    rows = rows.take(np.arange(int(quiet[-1]) + 1 if len(quiet) else 0, len(rows)))
+    columns = [rows[f"{what}_{axis}"] for what in ("grid", "block") for axis in "xyz"]
+    return Kernels(
+        len(rows),
+        int((rows["end"] - rows["start"]).sum()),
+        list(zip(*(column.tolist() for column in columns), strict=True)),
+        [timeline.text(code) or "" for code in rows["name"].tolist()],
+        int((rows["graph_node"] > 0).sum()),
+    )
+
+
+def count(session: Session, players: Turns, found: dict[str, Any], runs: dict[str, Path]) -> None:
+    """Kernels of the same requests, ours against Nsight Systems."""
+    counted: dict[str, Any] = {}
+    found["kernels"] = counted
+    ours = last_work(read(runs[COUNTED[0]]))
+    counted["ours"] = [ours.count, ours.nodes, ours.total_ns]
+    keep(session, players, found)
+    program = nsys_program()
+    if program is None or COUNTED[1] not in runs:
+        return
+    counted["export"] = export_nsys(session, program, runs[COUNTED[1]])
+    theirs = last_work(read(runs[COUNTED[1]].with_suffix(".sqlite")))
+    counted["nsys"] = [theirs.count, theirs.nodes, theirs.total_ns]
+    counted["compared"] = compared(ours, theirs)
+
+
+def keep(session: Session, players: Turns, found: dict[str, Any]) -> None:
+    """Write what is known so far; the rounds one by one are in the file and not on the screen."""
+    found["lost"] = players.lost
+    path = session.out / f"burst-{session.arguments.size}.json"
+    path.write_text(json.dumps(found, indent=1))
+
+
+def show(found: dict[str, Any]) -> None:
+    """The table, on the screen."""
+    for part in ("steady", "switched"):
+        for what, rows in found.get(part, {}).items():
+            print(f"== {part} {what}: median ratio (quartiles), median ms")
+            for name, row in rows.items():
+                print(f"  {name:16} {row['ratio']} {row['ms']} {row['rounds']}")
+    for part in ("first", "first_switched"):
+        walls = {n: round(a["wall"] / 1e6, 1) for n, a in found.get(part, {}).items() if a}
+        print(f"== {part}: wall ms {walls}")
+    print("== kernels", json.dumps(found.get("kernels"))[:1500])
+    print("== other", {key: found.get(key) for key in ("start_s", "took_s", "lost", "profile")})
+
+
+def main() -> None:
+    """Run everything; what fails is told beside what did not."""
+    arguments = options()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    work = Path(os.environ.get("TMPDIR", "/tmp"), "rca-gpu-burst")
+    work.mkdir(exist_ok=True)
+    session = Session(arguments.out.resolve(), work, arguments, file="burst-build.json")
+    begun, found = time.monotonic(), {}
+    build(session)
+    with turns(session) as players:
+        attempt(found, lambda: start(session, players, found))
+        attempt(found, lambda: first(session, players, found))
+        attempt(found, lambda: switched(session, players, found))
+        attempt(found, lambda: serial(players, found))
+        runs = {n: p.tracer.run for n, p in players.players.items() if p.tracer.run is not None}
+    attempt(found, lambda: count(session, players, found, runs))
+    found["took_s"] = round(time.monotonic() - begun, 1)
+    keep(session, players, found)
+    show(found)
+
+
+def attempt(found: dict[str, Any], stage: Any) -> None:
+    """Run a stage; an error is kept, and the next stage may still tell something."""
+    try:
+        stage()
+    except Exception as error:
+        found.setdefault("errors", []).append(f"{type(error).__name__}: {error}")
+        print(f"-- {type(error).__name__}: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
