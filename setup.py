@@ -11,40 +11,48 @@ NATIVE = Path("probes/native")
 PACKAGE = "rca_llm.probes.native"
 COLLECTOR = "librca_llm"
 RECORDER = "_recorder"
+PRELOAD = "librca_preload"
 COMPILE = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"]
 LINK = ["-pthread", "-ldl", "-Wl,-z,nodelete"]
+# The interposer may need nothing that only one C library has: no checks, no stack protector.
+NEUTRAL = ["-U_FORTIFY_SOURCE", "-fno-stack-protector"]
 
 
 class BuildNative(build_ext):
-    """Names the collector `librca_llm.so`: CUDA and NVTX load it, so no Python's ABI tag on it."""
+    """Names what is not loaded by Python `lib*.so`, without a Python's ABI tag."""
 
     def get_ext_filename(self, fullname: str) -> str:
         """The file that an extension is built into."""
-        if fullname.rpartition(".")[2] == COLLECTOR:
+        if fullname.rpartition(".")[2] in (COLLECTOR, PRELOAD):
             return str(Path(*fullname.split("."))) + ".so"
         return str(super().get_ext_filename(fullname))
 
 
 def extensions() -> list[Extension]:
-    """The GPU collector, and the recorder of spans for this Python.
+    """The GPU collector, the interposer of IO, and the recorder of spans for this Python.
 
-    Both are optional: without a compiler the installation goes on, spans are recorded by the
-    Python recorder, and GPU tracing says in one line what is missing.
+    All are optional: without a compiler the installation goes on, spans are recorded by the
+    Python recorder, and tracing says in one line what is missing.
     """
     sources = {path.stem: str(path) for path in NATIVE.glob("*.c")}
     recorder = sources.pop(RECORDER, None)
-    headers = sorted(map(str, NATIVE.glob("*.h")))
+    headers = sorted(map(str, NATIVE.rglob("*.h")))
     found = [extension(COLLECTOR, sorted(sources.values()), headers)] if sources else []
+    preload = sorted(map(str, (NATIVE / "preload").glob("*.c")))
+    if preload:
+        found.append(extension(PRELOAD, preload, headers, NEUTRAL))
     return [*found, extension(RECORDER, [recorder], headers)] if recorder else found
 
 
-def extension(name: str, sources: list[str], headers: list[str]) -> Extension:
+def extension(
+    name: str, sources: list[str], headers: list[str], more: list[str] | None = None
+) -> Extension:
     """An optional extension of the native folder."""
     return Extension(
         f"{PACKAGE}.{name}",
         sources=sources,
         depends=headers,
-        extra_compile_args=COMPILE,
+        extra_compile_args=[*COMPILE, *(more or [])],
         extra_link_args=LINK,
         optional=True,
     )

@@ -54,7 +54,7 @@ CLOSED_OFFSET = 104
 STOPPED_OFFSET = 112
 ERRNO_OFFSET = 120
 
-WRITER_PYTHON, WRITER_NATIVE, WRITER_LAUNCHER = 1, 2, 3
+WRITER_PYTHON, WRITER_NATIVE, WRITER_LAUNCHER, WRITER_PRELOAD = 1, 2, 3, 4
 CLOCK_MONOTONIC = 1
 
 # Cell: a i64, b i64, c u32, d u32, e u32, tag u32.
@@ -96,6 +96,8 @@ ANCHOR = 27  # a monotonic, b UTC, c width ns
 INFO = 28  # a time, b number, c key, d value (name; 0 = only the number b), e pid (0 = own)
 GAP = 29  # a start, b end (0 = open), c reason (name): nothing was recorded by intent
 THREAD = 30  # a time, b tid, c thread name: from here on the segment is written by this thread
+CALL = 31  # a start, b end, c request, d kind, e name; MORE: b bytes, c path, d fs, e tid
+SUM = 32  # of calls too short for a CALL: a time, b ns, d kind; MORE: a calls, b bytes, c path
 
 TYPE_NAMES = {
     PENDING: "pending",
@@ -116,6 +118,8 @@ TYPE_NAMES = {
     INFO: "info",
     GAP: "gap",
     THREAD: "thread",
+    CALL: "call",
+    SUM: "sum",
 }
 
 FLAG_MORE = 1  # SPAN, STEP: a MORE cell follows

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from rca_llm import __version__, child, redact
 from rca_llm import run as runs
+from rca_llm.counting import READY, Counting
 from rca_llm.errors import RcaError
 from rca_llm.finish import finish
 from rca_llm.probes import format as layout
@@ -28,6 +29,8 @@ PROBES = Path(__file__).resolve().parent / "probes"
 BOOTSTRAP = PROBES / "bootstrap"
 T = TypeVar("T")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_OUTSIDE = (layout.WRITER_LAUNCHER, layout.WRITER_PRELOAD)
+"""Who records of processes that our code in Python never reached."""
 _NCCL_PATH = 255
 """NCCL cuts a plugin's path at this length, and would then look for another file."""
 
@@ -45,6 +48,8 @@ class Options:
     nvtx: str = "on"
     gpu: str = "kernels"
     cuda_graph: str = "node"
+    io: str = "on"
+    counters: bool = False
 
 
 def trace(command: Sequence[str], options: Options) -> int:
@@ -144,13 +149,32 @@ def environment(base: Mapping[str, str], run: Run, options: Options) -> dict[str
                 env.setdefault("NCCL_PROFILER_PLUGIN", str(library))
         if options.nvtx == "on":
             env.setdefault("NVTX_INJECTION64_PATH", str(library))
+    if options.io == "on":
+        _preload(env)
     return env
 
 
 def native_library() -> Path | None:
     """The collector library, None where it was not built."""
-    found = sorted((PROBES / "native").glob("lib*.so"))
-    return found[0] if found else None
+    return _built("librca_llm.so")
+
+
+def preload_library() -> Path | None:
+    """The interposer of IO; None where it was not built or LD_PRELOAD cannot hold its path."""
+    library = _built("librca_preload.so")
+    return None if library is None or set(str(library)) & {" ", ":"} else library
+
+
+def _built(name: str) -> Path | None:
+    path = PROBES / "native" / name
+    return path if path.exists() else None
+
+
+def _preload(env: dict[str, str]) -> None:
+    """Put the interposer behind what is preloaded already: some libraries must come first."""
+    library, others = preload_library(), env.get("LD_PRELOAD")
+    if library is not None:
+        env["LD_PRELOAD"] = f"{others}:{library}" if others else str(library)
 
 
 def _traced(
@@ -164,8 +188,11 @@ def _traced(
     pid = child.start(command, environment(base, run, options), mask)
     manifest = _manifest(command, options, pid, began)
     sampler = _begin(run, pid, manifest, options)
+    counting = _count(run, base) if options.counters else None
     _warn_about_gpu(base, options)
     status = child.wait(pid)
+    if counting is not None:
+        _guarded("the counters could not be ended", lambda: _end_counting(counting))
     _guarded(
         "the run could not be finished",
         lambda: _finish(run, sampler, manifest, status, options),
@@ -203,6 +230,16 @@ def _begin(run: Run, pid: int, manifest: dict[str, Any], options: Options) -> Sa
         return sampler
 
     return _guarded("nothing is sampled", begin)
+
+
+def _count(run: Run, base: Mapping[str, str]) -> Counting | None:
+    return _guarded("no hardware counters", lambda: Counting(run.path, base))
+
+
+def _end_counting(counting: Counting) -> None:
+    said = counting.end()
+    if said != READY:
+        say(f"no hardware counters: {said}")
 
 
 def _guarded(what: str, action: Callable[[], T]) -> T | None:
@@ -259,7 +296,7 @@ def _report_troubles(run: Run, sampler: Sampler | None) -> bool:
         dropped = sum(header["dropped"] for header in stopped)
         reason = os.strerror(stopped[0]["stop_errno"])
         say(f"{run.path}: recording ended early: {reason} ({dropped} records or threads lost)")
-    elif all(header["writer"] == layout.WRITER_LAUNCHER for header in headers):
+    elif all(header["writer"] in _OUTSIDE for header in headers):
         say(
             "no process left a trace: not Python 3.7 or later, python -I, -E or -S, or a wiped"
             " environment; only the launcher's samples were recorded"

@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKED = {"probes": ROOT / "probes", "exporters": ROOT / "exporters"}
-HEAVY = {"numpy", "pandas", "plotly", "msgspec", "click", "rich", "fsspec", "nvtx", "arro3"}
+HEAVY = {"numpy", "pandas", "jinja2", "msgspec", "click", "rich", "fsspec", "nvtx", "arro3"}
 TORCH = "torch==2.13.0"
 
 
@@ -84,7 +84,7 @@ def test_importing_loads_nothing_else() -> None:
 def test_help_loads_no_analysis() -> None:
     code = "import sys; from rca_llm.cli import main; main(['--help']); print(*sys.modules)"
     loaded = {name.partition(".")[0] for name in python(code).split()}
-    assert loaded.isdisjoint({"numpy", "pandas", "plotly", "msgspec", "arro3"})
+    assert loaded.isdisjoint({"numpy", "pandas", "jinja2", "msgspec", "arro3"})
 
 
 def test_probes_import_the_standard_library_and_themselves_alone() -> None:
@@ -175,7 +175,7 @@ def test_the_wheel_holds_what_is_written_in_c(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     found = zipfile.ZipFile(wheel).namelist()
     native = {Path(name).name for name in found if name.endswith(".so")}
-    assert native == {"librca_llm.so", f"_recorder{EXTENSION_SUFFIXES[0]}"}
+    assert native == {"librca_llm.so", "librca_preload.so", f"_recorder{EXTENSION_SUFFIXES[0]}"}
 
 
 @pytest.mark.slow

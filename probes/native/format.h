@@ -12,6 +12,7 @@
 #define RCA_FIRST_BLOCK_BYTES (64 * 1024)
 #define RCA_BLOCK_BYTES (1024 * 1024)
 #define RCA_WRITER_NATIVE 2
+#define RCA_WRITER_PRELOAD 4
 #define RCA_CLOCK_MONOTONIC 1
 #define RCA_TAG 0x52430000u
 #define RCA_CONTROL_BYTES 4096
@@ -29,6 +30,8 @@ enum {
     RCA_INFO = 28,
     RCA_GAP = 29,
     RCA_THREAD = 30,
+    RCA_CALL = 31,
+    RCA_SUM = 32,
 };
 
 enum {

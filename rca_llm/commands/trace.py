@@ -64,6 +64,16 @@ class _Amount(click.ParamType[float]):
 @click.option(
     "--cuda-graph", type=click.Choice(["node", "graph"]), default="node", show_default=True
 )
+@click.option(
+    "--io",
+    type=click.Choice(["on", "off"]),
+    default="on",
+    show_default=True,
+    help="Time system calls on files and sockets, and waits for the GIL (LD_PRELOAD).",
+)
+@click.option(
+    "--counters", is_flag=True, help="Also sample the GPUs' hardware counters (rca-llm[counters])."
+)
 @click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     output: Path | None,
@@ -75,6 +85,8 @@ def command(
     nvtx: str,
     gpu: str,
     cuda_graph: str,
+    io: str,
+    counters: bool,
     cmd: tuple[str, ...],
 ) -> int:
     """Run CMD and its whole process tree under the probes.
@@ -83,6 +95,16 @@ def command(
     """
     max_bytes = None if max_size is None else int(max_size)
     options = Options(
-        output, report, force, start == "paused", duration, max_bytes, nvtx, gpu, cuda_graph
+        output,
+        report,
+        force,
+        start == "paused",
+        duration,
+        max_bytes,
+        nvtx,
+        gpu,
+        cuda_graph,
+        io,
+        counters,
     )
     return trace(cmd, options)

@@ -18,7 +18,7 @@ import numpy as np
 from rca_llm import __version__, saved
 from rca_llm.errors import RcaError, UnreadableInput
 from rca_llm.probes import format as layout
-from rca_llm.readers import cupti, run_aliases, run_states
+from rca_llm.readers import cupti, run_aliases, run_calls, run_states
 from rca_llm.readers.files import Source, entries, is_url, source
 from rca_llm.readers.mending import mend
 from rca_llm.readers.run_requests import Requests
@@ -148,11 +148,13 @@ class _Reading:
         self.timeline.add("states", run_states.states(self._looks(), self.strings))
         self._gpu()
         self._close_steps()
+        run_calls.take_callers(self.timeline)
         mend(self.timeline)
 
     def _read(self, segment: Segment) -> None:
         codes = segment.codes(self.strings)
         self._spans(segment, codes)
+        self._calls(segment, codes)
         self._marks(segment, codes)
         self._events(segment)
         self._steps(segment, codes)
@@ -212,6 +214,11 @@ class _Reading:
         for (request, start, end), has_failed in zip(rows, failed.tolist(), strict=True):
             if request in segment.names:
                 self.requests.scope(segment.names[request], start, end or None, has_failed)
+
+    def _calls(self, segment: Segment, codes: Codes) -> None:
+        table = run_calls.calls(segment, codes, self.strings)
+        if len(table):
+            self.timeline.add("ranges", table.take(~self._in_gap(table["start"])))
 
     def _marks(self, segment: Segment, codes: Codes) -> None:
         cells, places = segment.cells, segment.of(layout.MARK)
@@ -481,6 +488,7 @@ def _describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, A
             "status": manifest.get("status"),
             "gaps": _all_gaps(segments),
             "probes": _probes(segments),
+            "short_calls": run_calls.short_calls(segments),
         },
     )
     traced = [own for own in segments if own.header["writer"] != layout.WRITER_LAUNCHER]
@@ -537,7 +545,7 @@ def _told(segments: list[Segment], key: str) -> Iterable[tuple[int, int, str]]:
 def _processes(timeline: Timeline, segments: list[Segment], traced: list[Segment]) -> Table:
     names = {own.pid: own.text("process_name") for own in traced}
     names.update({pid: text for pid, _, text in _told(segments, "process")})
-    ranks = {own.pid: int(own.header["rank"]) for own in traced}
+    ranks = {own.pid: int(own.header["rank"]) for own in traced if own.header["rank"] >= 0}
     return Table(
         PROCESSES,
         {

@@ -1,0 +1,164 @@
+"""What the interposer recorded of a run: system calls on files and sockets, waits for the GIL.
+
+The interposer tells files, sockets and logs apart by what the descriptor is. What it cannot know
+is decided here, by path and by caller: weights and KV caches have names of their own, and a write
+that a log handler makes belongs to the log, whatever the file is called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from rca_llm.probes import format as layout
+from rca_llm.readers.segments import Codes, Segment, coded
+from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Strings, Table
+from rca_llm.trace import RANGES, Timeline
+
+DOMAIN = "osrt"
+"""The domain of `ranges` that calls go to, as those of Nsight Systems do."""
+
+_PATH_KINDS = (
+    (
+        "load",
+        re.compile(
+            r"\.(safetensors|gguf|ggml|ckpt|pth?|onnx|engine|plan)$"
+            r"|(^|/)(pytorch_model|model|consolidated)[^/]*\.(bin|pt|pth)$",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "kv_transfer",
+        re.compile(r"(^|[/_.-])(lmcache|kv[_-]?(cache|offload))([/_.-]|$)", re.I),
+    ),
+    ("log", re.compile(r"\.log(\.\d+)?$", re.IGNORECASE)),
+)
+"""What a file is for, by its path; the first that matches decides."""
+
+_CALLERS = ("log", "kv_transfer", "load")
+"""Span kinds that the file calls inside them take over."""
+
+FILE_SYSTEMS = {
+    0xEF53: "ext4",
+    0x58465342: "xfs",
+    0x9123683E: "btrfs",
+    0x01021994: "tmpfs",
+    0x794C7630: "overlay",
+    0x6969: "nfs",
+    0xFF534D42: "cifs",
+    0xFE534D42: "smb2",
+    0x65735546: "fuse",
+    0x0BD00BD0: "lustre",
+    0x47504653: "gpfs",
+    0x00C36400: "ceph",
+    0x2FC12FC1: "zfs",
+    0x01021997: "9p",
+}
+"""The names of file systems by the number that statfs gives."""
+
+
+def calls(segment: Segment, codes: Codes, strings: Strings) -> Table:
+    """The CALL cells of a segment as rows of `ranges`."""
+    cells, places = segment.cells, segment.of(layout.CALL)
+    more, whole = segment.followers(places, layout.MORE)
+    places, more = places[whole], more[whole]
+    path = coded(codes, cells["c"][more])
+    kind = coded(codes, cells["d"][places])
+    return Table(
+        RANGES,
+        {
+            "start": cells["a"][places],
+            "end": cells["b"][places],
+            "name": coded(codes, cells["e"][places]),
+            "domain": np.full(len(places), strings.code(DOMAIN)),
+            "kind": _by_path(strings, kind, path),
+            "process": np.full(len(places), segment.pid),
+            "thread": cells["e"][more].astype(np.int64),
+            "bytes": np.where(cells["b"][more] < 0, UNKNOWN, cells["b"][more]),
+            "path": path,
+            "fs": _file_systems(strings, cells["d"][more]),
+        },
+    )
+
+
+def _by_path(strings: Strings, kind: Array, path: Array) -> Array:
+    """The kinds of calls on files, as the paths say."""
+    if not len(kind):
+        return kind
+    found = np.full(len(strings) + 1, NO_TEXT, np.int32)
+    used = np.unique(path[(path >= 0) & (kind == strings.find("file"))])
+    for code in used.tolist():
+        found[code] = strings.code(kind_of_path(strings[code]))
+    return np.where(found[path] >= 0, found[path], kind)
+
+
+def kind_of_path(path: str) -> str:
+    """The span kind of a call on a regular file."""
+    return next((kind for kind, pattern in _PATH_KINDS if pattern.search(path)), "file")
+
+
+def _file_systems(strings: Strings, numbers: Array) -> Array:
+    found = np.full(len(numbers), NO_TEXT, np.int32)
+    for number in np.unique(numbers[numbers != 0]).tolist():
+        text = FILE_SYSTEMS.get(number, f"0x{number:x}")
+        found[numbers == number] = strings.code(text)
+    return found
+
+
+def short_calls(segments: list[Segment]) -> list[dict[str, Any]]:
+    """What calls too short for a record of their own came to, by process, kind and path.
+
+    Each has `process`, `kind`, `path` (None where not known), `calls`, `bytes` and `ns`; the
+    longest come first. A lower bound: what a process had not yet written when it was killed is missing, and of
+    threads that used one descriptor at once some calls may be.
+    """
+    sums: dict[tuple[int, str, str | None], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for segment in segments:
+        places = segment.of(layout.SUM)
+        more, whole = segment.followers(places, layout.MORE)
+        for place, behind in zip(places[whole].tolist(), more[whole].tolist(), strict=True):
+            cell, rest = segment.cells[place], segment.cells[behind]
+            kind = segment.names.get(int(cell["d"]), "")
+            key = segment.pid, kind, segment.names.get(int(rest["c"]))
+            values = int(rest["a"]), int(rest["b"]), int(cell["b"])
+            sums[key] = [a + b for a, b in zip(sums[key], values, strict=True)]
+    rows = [
+        {"process": pid, "kind": kind, "path": path, "calls": n, "bytes": size, "ns": ns}
+        for (pid, kind, path), (n, size, ns) in sums.items()
+    ]
+    return sorted(rows, key=lambda row: -int(str(row["ns"])))
+
+
+def take_callers(timeline: Timeline) -> None:
+    """Give file calls that a span of another kind encloses on their thread that span's kind."""
+    ranges, strings = timeline["ranges"], timeline.strings
+    if not len(ranges):
+        return
+    kind = np.array(ranges["kind"])
+    files = (kind == strings.find("file")) & (ranges["domain"] == strings.find(DOMAIN))
+    if strings.find("file") < 0 or not files.any():
+        return
+    for caller in _CALLERS:
+        code = strings.find(caller)
+        around = np.flatnonzero((kind == code) & (ranges["domain"] != strings.find(DOMAIN)))
+        if code >= 0 and len(around):
+            inside = _inside(ranges, np.flatnonzero(files), around)
+            kind[inside] = code
+    timeline.tables["ranges"] = ranges.with_columns(kind=kind)
+
+
+def _inside(ranges: Table, rows: Ints, around: Ints) -> Ints:
+    """Those of some rows that lie in one of other rows of their thread."""
+    found: list[Ints] = []
+    for thread in np.unique(ranges["thread"][around]).tolist():
+        outer = around[ranges["thread"][around] == thread]
+        inner = rows[ranges["thread"][rows] == thread]
+        outer = outer[np.argsort(ranges["start"][outer], kind="stable")]
+        reach = np.maximum.accumulate(ranges["end"][outer])
+        last = np.searchsorted(ranges["start"][outer], ranges["start"][inner], "right") - 1
+        within = (last >= 0) & (ranges["end"][inner] <= reach[np.maximum(last, 0)])
+        found.append(inner[within])
+    return np.concatenate(found)
