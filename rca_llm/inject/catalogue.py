@@ -1,0 +1,140 @@
+"""The causes that can be injected: what each is, how large, and what a report should say of it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from rca_llm.errors import RcaError
+
+if TYPE_CHECKING:
+    from rca_llm.inject.truth import Truth
+
+Workload = Callable[["Order"], "Truth"]
+"""Runs a cause and says what it cost."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A bottleneck under control.
+
+    `hints` are the rules any of which names it rightly, `parts` where its time belongs;
+    `magnitudes` are the three standard sizes in `unit`.
+    """
+
+    name: str
+    family: str
+    title: str
+    hints: tuple[str, ...]
+    parts: tuple[str, ...]
+    unit: str
+    magnitudes: tuple[float, float, float]
+    gpu: bool = False
+
+    @property
+    def default(self) -> float:
+        """The magnitude in the middle."""
+        return self.magnitudes[1]
+
+
+@dataclass(frozen=True)
+class Order:
+    """One run that is wanted: the cause, how much of it, and the seed of its load.
+
+    `folder` is for files that the workload needs or leaves.
+    """
+
+    cause: Cause
+    magnitude: float
+    seed: int
+    folder: str
+
+
+def _host(
+    name: str,
+    family: str,
+    title: str,
+    hints: tuple[str, ...],
+    parts: tuple[str, ...],
+    unit: str,
+    magnitudes: tuple[float, float, float],
+) -> Cause:
+    return Cause(name, family, title, hints, parts, unit, magnitudes)
+
+
+_NONE = (1.0, 1.0, 1.0)
+
+CAUSES: dict[str, Cause] = {
+    cause.name: cause
+    for cause in (
+        _host("clean", "plain", "nothing at all", (), (), "runs", _NONE),
+        _host(
+            *("queue", "plain", "more requests than the engine may run at once", ("R01",)),
+            *(("scheduling.queue",), "requests a burst", (6, 9, 12)),
+        ),
+        _host(
+            *("gil", "python", "another Python thread that holds the lock", ("R10",)),
+            *(("scheduling.gil",), "of the time", (0.4, 0.6, 0.8)),
+        ),
+        _host(
+            *("gc", "python", "full collections of a large heap", ("R08",)),
+            *(("scheduling.gc",), "ms a collection", (40, 80, 160)),
+        ),
+        _host(
+            *("cpu_quota", "cpu", "a CPU quota below what the engine needs", ("R07",)),
+            *(("scheduling.cpu_wait",), "CPUs", (0.7, 0.5, 0.3)),
+        ),
+        _host(
+            *("cpu_hog", "cpu", "busy neighbours on the engine's CPU", ("R07",)),
+            *(("scheduling.cpu_wait",), "processes", (1, 2, 3)),
+        ),
+        _host(
+            *("file_io", "storage", "a file read from disk in every step", ("R49",)),
+            *(("io.file",), "MB a step", (1, 3, 9)),
+        ),
+        _host(
+            *("page_faults", "storage", "pages of a mapped file that are on disk", ("R43", "R49")),
+            *(("io.page_fault",), "pages a step", (10, 30, 90)),
+        ),
+        _host(
+            *("log_flush", "storage", "log lines that are flushed to disk", ("R37",)),
+            *(("io.log", "io.file"), "lines a step", (1, 2, 4)),
+        ),
+        _host(
+            *("serialisation", "messages", "large messages that are pickled in steps", ("R48",)),
+            *(("communication.serialization",), "thousand objects a step", (5, 15, 45)),
+        ),
+        _host(
+            *("tokeniser", "messages", "a slow tokeniser before the engine", ("R11",)),
+            *(("scheduling.tokenize",), "ms a request", (15, 40, 100)),
+        ),
+        _host(
+            *("slow_client", "messages", "clients that read their answers slowly", ("R50",)),
+            *(("io.network",), "ms a token", (15, 30, 60)),
+        ),
+        _host(
+            *("straggler", "ranks", "one of two ranks that comes late", ("R05",)),
+            *(("scheduling.host",), "ms a step", (3, 8, 20)),
+        ),
+    )
+}
+"""All causes by name."""
+
+
+def order(name: str, magnitude: float | None, seed: int, folder: str) -> Order:
+    """A run of a cause; `RcaError` for a name nobody knows or a size that is none."""
+    cause = CAUSES.get(name)
+    if cause is None:
+        raise RcaError(f"{name}: no such cause; known are {', '.join(CAUSES)}")
+    size = cause.default if magnitude is None else magnitude
+    if not 0 < size < float("inf"):
+        raise RcaError(f"{name}: the magnitude ({cause.unit}) must be greater than 0")
+    return Order(cause, size, seed, folder)
+
+
+def workload(cause: Cause) -> Workload:
+    """The function that runs a cause: that of its family's module."""
+    module = importlib.import_module(f"rca_llm.inject.{cause.family}")
+    return cast("Workload", module.run)
