@@ -39,9 +39,9 @@ def attribute(timelines: Sequence[Timeline]) -> Job:
     arrived = comm.arrivals(matched)
     ranks: list[Member] = []
     for (recording, rank), own in zip(todo, parts, strict=True):
-        work, mine, step_of, step_end = activities(recording, rank)
-        work = comm.add_to(work, own, arrived.get(rank.number, ({}, {})))
-        found = partition(recording, rank, work, mine, step_of, step_end)
+        activity, work = activities(recording, rank)
+        activity = comm.add_to(activity, own, arrived.get(rank.number, ({}, {})))
+        found = partition(recording, rank, activity, work)
         ranks.append((recording, found))
     return Job(recordings, ranks, matched)
 

@@ -8,13 +8,14 @@ from functools import cached_property
 import numpy as np
 
 from rca_llm import intervals
-from rca_llm.attribute import device, host, steps
+from rca_llm.attribute import device, host, step_work, steps
 from rca_llm.attribute.codes import GRAPH_LAUNCH, SYNC, call_codes
 from rca_llm.attribute.device import Activity
 from rca_llm.attribute.host import HostRecords
 from rca_llm.attribute.links import Links, among, link
 from rca_llm.attribute.parts import CLASS_OF, CLASSES, CODE, NO_PART, PARTS
 from rca_llm.attribute.ranks import Rank, find_ranks
+from rca_llm.attribute.step_work import StepWork
 from rca_llm.attribute.steps import Steps
 from rca_llm.intervals import Pieces
 from rca_llm.table import Ints, known
@@ -94,13 +95,23 @@ class RankPartition:
     rank: Rank
     activity: Activity
     segments: Segments
-    steps: Ints
-    """Rows of the recording's steps that this rank runs."""
-    step_end: Ints
-    """The end of every step of the recording on this rank, work included."""
-    step_of: Ints
-    """The step of every `gpu` row, -1 for none and for other ranks' rows."""
+    work: StepWork
     hidden: dict[str, int]
+
+    @property
+    def steps(self) -> Ints:
+        """Rows of the recording's steps that this rank runs."""
+        return self.work.rows
+
+    @property
+    def step_end(self) -> Ints:
+        """The end of every step of the recording on this rank, work included."""
+        return self.work.end
+
+    @property
+    def step_of(self) -> Ints:
+        """The step of every `gpu` row, -1 for none and for other ranks' rows."""
+        return self.work.of_gpu
 
     @property
     def totals(self) -> Ints:
@@ -128,37 +139,29 @@ def prepare(timeline: Timeline) -> Recording:
     )
 
 
-def activities(recording: Recording, rank: Rank) -> tuple[Activity, Ints, Ints, Ints]:
-    """A rank's device work; its steps, every `gpu` row's step and every step's end."""
-    mine = steps.of_rank(recording.steps, rank)
-    step_of = steps.assign(recording.timeline, recording.links, recording.steps, mine)
-    step_of[~among(recording.timeline["gpu"]["process"], [*rank.processes])] = steps.NO_STEP
-    extended = steps.extend(recording.steps, recording.timeline["gpu"], step_of)
-    own = device.activities(recording.timeline, rank, recording.gpu_parts, step_of)
-    return own, mine, step_of, extended.end
+def activities(recording: Recording, rank: Rank) -> tuple[Activity, StepWork]:
+    """A rank's device work, and the steps that it belongs to."""
+    timeline = recording.timeline
+    rows = steps.of_rank(recording.steps, rank)
+    mine = among(timeline["gpu"]["process"], [*rank.processes])
+    work = step_work.find(timeline, recording.links, recording.steps, rows, mine)
+    return device.activities(timeline, rank, recording.gpu_parts, work.of_gpu), work
 
 
 def partition(
-    recording: Recording,
-    rank: Rank,
-    activity: Activity,
-    mine: Ints,
-    step_of: Ints,
-    step_end: Ints,
+    recording: Recording, rank: Rank, activity: Activity, work: StepWork
 ) -> RankPartition:
     """Give every instant of a rank's window its part."""
-    segments = _segments(recording, rank, activity, mine, step_end)
+    segments = _segments(recording, rank, activity, work)
     hidden = _hidden(recording, rank, activity, segments)
-    return RankPartition(rank, activity, segments, mine, step_end, step_of, hidden)
+    return RankPartition(rank, activity, segments, work, hidden)
 
 
-def _segments(
-    recording: Recording, rank: Rank, activity: Activity, mine: Ints, step_end: Ints
-) -> Segments:
+def _segments(recording: Recording, rank: Rank, activity: Activity, work: StepWork) -> Segments:
     """Device work where there is some, what the host did where there is none."""
     busy, part = _busy(rank, activity)
     idle = part == NO_PART
-    current = steps.current(recording.steps.lasting(step_end), mine)
+    current = steps.current(recording.steps.lasting(work.end), work.rows)
     explained = _idle(recording, rank, (busy.start[idle], busy.end[idle]), current)
     start = np.concatenate([busy.start[~idle], explained.start])
     order = np.argsort(start, kind="stable")

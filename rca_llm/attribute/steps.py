@@ -1,4 +1,4 @@
-"""Engine steps: recorded ones, or those that range names tell of, and the work in each."""
+"""Engine steps: recorded ones, or those that range names tell of, and their batches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from functools import cached_property
 import numpy as np
 
 from rca_llm import intervals
-from rca_llm.attribute.links import Links, among
+from rca_llm.attribute.links import among
 from rca_llm.attribute.ranks import Rank
 from rca_llm.intervals import Pieces
 from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Table, known
-from rca_llm.trace import BATCH, GRAPH, KERNEL, Timeline
+from rca_llm.trace import BATCH, Timeline
 
 NO_STEP = -1
 
@@ -216,38 +216,6 @@ def of_rank(steps: Steps, rank: Rank) -> Ints:
     """The steps that a rank runs: those of its own processes, else all of the timeline's."""
     own = np.flatnonzero(among(steps.process, [*rank.processes, UNKNOWN]))
     return own if len(own) else np.arange(len(steps))
-
-
-def assign(timeline: Timeline, links: Links, steps: Steps, mine: Ints) -> Ints:
-    """The step of every `gpu` row, as a row of `steps`; `mine` are the steps to choose from.
-
-    The record itself decides, then the time of its launch, then its own start. Launches between
-    two steps belong to the earlier one; before the first and after the last to none.
-    """
-    gpu, api = timeline["gpu"], timeline["api"]
-    if not len(mine) or not len(gpu):
-        return np.full(len(gpu), NO_STEP, np.int64)
-    launched = links.of_api(api["start"])
-    time = np.where(known(launched), launched, gpu["start"])
-    place = np.searchsorted(steps.start[mine], time, "right") - 1
-    inside = (place >= 0) & (time <= steps.end[mine].max())
-    found = np.where(inside, mine[np.maximum(place, 0)], NO_STEP)
-    stated = gpu["step"]
-    return np.where(known(stated), _by_id(steps, mine, stated), found)
-
-
-def _by_id(steps: Steps, mine: Ints, ids: Ints) -> Ints:
-    order = mine[np.argsort(steps.id[mine], kind="stable")]
-    place = np.minimum(np.searchsorted(steps.id[order], ids), len(order) - 1)
-    return np.where(steps.id[order[place]] == ids, order[place], NO_STEP)
-
-
-def extend(steps: Steps, gpu: Table, step_of: Ints) -> Steps:
-    """Let every step last until its last kernel, or graph replay in one piece, has ended."""
-    kernels = among(gpu["kind"], [KERNEL, GRAPH]) & (step_of >= 0) & known(gpu["start"])
-    end = np.array(steps.end, np.int64)
-    np.maximum.at(end, step_of[kernels], gpu["end"][kernels])
-    return steps.lasting(end)
 
 
 def current(steps: Steps, mine: Ints) -> Pieces:

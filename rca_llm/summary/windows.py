@@ -11,7 +11,7 @@ from rca_llm.attribute.codes import GRAPH_LAUNCH, LAUNCH
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import RankPartition, Recording
 from rca_llm.attribute.parts import PARTS, named, shares, shares_of_all
-from rca_llm.table import UNKNOWN, Ints, optional
+from rca_llm.table import UNKNOWN, Ints, Mask, optional
 from rca_llm.trace import KERNEL, SYSTEM_DOMAINS
 
 Member = tuple[Recording, RankPartition]
@@ -66,26 +66,19 @@ def _mode(launches: int, graphs: int) -> str | None:
     return "eager" if not graphs else "graph" if graphs == launches else "mixed"
 
 
-def _counts(step_of: Ints, chosen: np.ndarray, steps: int) -> Ints:
+def _counts(step_of: Ints, chosen: Mask, steps: int) -> Ints:
     return np.bincount(step_of[chosen & (step_of >= 0)], minlength=steps)
 
 
 def _launches(member: Member) -> tuple[Ints, Ints]:
     """How many launch calls, and graph launches among them, each step made."""
     recording, partition = member
-    api, rows = recording.timeline["api"], partition.steps
-    starts = recording.steps.start[rows]
-    calls = np.flatnonzero(
-        ((recording.calls == LAUNCH) | (recording.calls == GRAPH_LAUNCH))
-        & among(api["process"], [*partition.rank.processes])
-    )
-    place = np.searchsorted(starts, api["start"][calls], "right") - 1
-    last = recording.steps.end[rows].max() if len(rows) else 0
-    inside = (place >= 0) & (api["start"][calls] <= last)
-    owner = rows[np.maximum(place, 0)][inside] if len(rows) else np.empty(0, np.int64)
-    graph = recording.calls[calls][inside] == GRAPH_LAUNCH
-    size = len(recording.steps)
-    return np.bincount(owner, minlength=size), np.bincount(owner[graph], minlength=size)
+    mine = among(recording.timeline["api"]["process"], [*partition.rank.processes])
+    graph = mine & (recording.calls == GRAPH_LAUNCH)
+    size, owner = len(recording.steps), partition.work.of_call
+    launches = _counts(owner, mine & (recording.calls == LAUNCH), size)
+    graphs = _counts(owner, graph, size)
+    return launches + graphs, graphs
 
 
 def window_rows(ranks: list[Member]) -> list[dict[str, Any]]:
