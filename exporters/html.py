@@ -26,6 +26,9 @@ TEMPLATES = Path(__file__).parent / "templates"
 SCRIPTS = ("format.js", "tips.js", "tables.js", "plots.js", "timeline.js", "main.js")
 """The page's own scripts, in the order they load."""
 
+PLOTLY = "plotly-basic.min.js"
+"""plotly.js, the bundle with bars and lines alone: a quarter of the whole, and of its start."""
+
 _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -38,7 +41,6 @@ def render(report: Report) -> str:
     """The whole page as text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
     from rca_llm.exporters.page import context
 
@@ -57,8 +59,10 @@ def render(report: Report) -> str:
         environment=_environment(report),
         grids=data["grids"],
         data_has={name: bool(value) for name, value in data.items()},
+        samples=data["samples"],
+        kernels=data["kernels"],
         styles=Markup(_template("report.css")),
-        plotly=Markup(get_plotlyjs()),
+        plotly=Markup(_template(PLOTLY)),
         scripts=[Markup(_template(name)) for name in SCRIPTS],
         data=Markup(safe_json(data)),
     )
@@ -66,7 +70,7 @@ def render(report: Report) -> str:
 
 def page_data(report: Report) -> dict[str, Any]:
     """What the page's scripts draw from: tables, timelines and series."""
-    from rca_llm.exporters import series, timeline
+    from rca_llm.exporters import samples, series, timeline
     from rca_llm.exporters.definitions import PARTS
     from rca_llm.exporters.tables import GRIDS
 
@@ -79,7 +83,8 @@ def page_data(report: Report) -> dict[str, Any]:
         "latency": series.latency(summary),
         "cohorts": series.cohorts(summary),
         "steps": series.steps(summary, timelines["origin"]),
-        "samples": series.samples(report, timelines["origin"]),
+        "samples": samples.samples(report, timelines["origin"]),
+        "kernels": series.kernels(summary),
         "words": PARTS,
     }
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rca_llm.attribute.parts import CLASSES
-from rca_llm.exporters import units
+from rca_llm.exporters import evidence, units
 from rca_llm.exporters.definitions import CLASSES as CLASS_TERMS
 from rca_llm.exporters.definitions import PARTS, TERMS
+from rca_llm.exporters.rules import anchor, known, pages
 from rca_llm.exporters.text import shown
 from rca_llm.exporters.verdict import (
     Judged,
@@ -35,6 +36,7 @@ def context(summary: Summary) -> dict[str, Any]:
     hints = [hint(row) for row in summary["hints"]]
     return {
         "headline": units.unbroken(headline(summary)),
+        "headline_about": _about_headline(found),
         "details": [units.unbroken(text) for text in details(summary)],
         "facts": facts(summary),
         "bars": bars,
@@ -45,9 +47,17 @@ def context(summary: Summary) -> dict[str, Any]:
         "token_bars": token_bars(summary),
         "idle": idle_causes(all_time),
         "glossary": glossary(),
+        "rules": pages(),
+        "on_device": bool(summary["devices"]),
         "terms": TERMS,
         "per_request": found.count > 0,
     }
+
+
+def _about_headline(found: Judged) -> str:
+    """What the class that the headline names is."""
+    largest = max(CLASSES, key=lambda name: found.shares.get(name, 0))
+    return f"{title(largest)}: {CLASS_TERMS[largest]}"
 
 
 def facts(summary: Summary) -> list[dict[str, str]]:
@@ -79,11 +89,16 @@ def bar(found: Judged) -> dict[str, Any]:
     """A stacked bar of the five classes."""
     return {
         "of": found.of,
+        "about": _about_whole(found),
         "total": units.duration(found.total),
         "pieces": [
             piece(name, name, title(name), found) for name in CLASSES if found.shares.get(name)
         ],
     }
+
+
+def _about_whole(found: Judged) -> str:
+    return TERMS["latency"] if found.count else TERMS["span"]
 
 
 def piece(name: str, class_name: str, label: str, found: Judged) -> dict[str, Any]:
@@ -93,6 +108,7 @@ def piece(name: str, class_name: str, label: str, found: Judged) -> dict[str, An
         "class": class_name,
         "label": label,
         "ns": ns,
+        "about": CLASS_TERMS.get(name) or _sentence(PARTS.get(name, "")),
         "width": round(100 * ns / found.total, 4) if found.total else 0,
         "value": units.milliseconds(ns),
         "share": units.percent(units.ratio(ns, found.total)),
@@ -124,7 +140,13 @@ def class_rows(summary: Summary, found: Judged, all_time: Judged) -> list[dict[s
 def part(name: str, ns: int, found: Judged) -> dict[str, str]:
     """One part with its words, time and share."""
     share = units.percent(units.ratio(ns, found.total))
-    return {"name": name, "words": PARTS[name], "value": units.milliseconds(ns), "share": share}
+    value = units.milliseconds(ns)
+    about = f"{name}: {value}. {_sentence(PARTS[name])}"
+    return {"name": name, "words": PARTS[name], "value": value, "share": share, "about": about}
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def hint(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,40 +154,18 @@ def hint(row: Mapping[str, Any]) -> dict[str, Any]:
     share, requests = row.get("share"), listed(row.get("requests"))
     return {
         "id": shown(row["id"]),
-        "title": shown(row["title"]),
+        "page": anchor(row["id"]) if row["id"] in known() else None,
+        "title": units.unbroken(shown(row["title"])),
         "class": row["class"] if row["class"] in CLASSES else "unknown",
+        "class_about": CLASS_TERMS.get(row["class"], ""),
         "confidence": row["confidence"],
-        "saving": "not judged" if row["saving_ns"] is None else units.duration(row["saving_ns"]),
+        "saving": None if row["saving_ns"] is None else units.duration(row["saving_ns"]),
         "share": None if share is None else units.percent(share),
         "advice": [shown(text, 1000) for text in listed(row.get("advice")) if text],
-        "evidence": [(_words(k), evidence(k, v)) for k, v in given(row.get("evidence")).items()],
+        "evidence": evidence.rows(row),
         "requests": [shown(name, 60) for name in requests[:8]],
         "request_count": len(requests),
     }
-
-
-def _words(name: str) -> str:
-    """The name of a piece of evidence without its unit, which its value carries."""
-    for unit in ("_ns", "_bytes_s", "_bytes"):
-        name = name.removesuffix(unit)
-    return shown(name.replace("_", " "))
-
-
-def evidence(name: str, value: Any) -> str:
-    """A number of a hint's evidence, in the unit its name says."""
-    if value is None:
-        return units.UNKNOWN
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return shown(value)
-    if name.endswith("_ns") or name == "ns":
-        return units.duration(value)
-    if name.endswith("bytes_s"):
-        return units.rate(value)
-    if name.endswith("bytes"):
-        return units.size(value)
-    if name.endswith(("share", "fraction", "utilization", "occupancy", "ratio_of_latency")):
-        return units.percent(value)
-    return units.number(value)
 
 
 def finding(row: Mapping[str, Any]) -> dict[str, str]:
@@ -189,11 +189,11 @@ def token_bars(summary: Summary) -> list[dict[str, Any]]:
             for name, ns in given(row.get(key)).items():
                 parts[name] = parts.get(name, 0) + ns
         if sum(parts.values()):
-            bars.append(_parts_bar(label, parts))
+            bars.append(_parts_bar(key, label, parts))
     return bars
 
 
-def _parts_bar(label: str, parts: Mapping[str, int]) -> dict[str, Any]:
+def _parts_bar(key: str, label: str, parts: Mapping[str, int]) -> dict[str, Any]:
     shares: dict[str, int] = dict.fromkeys(CLASSES, 0)
     for name, ns in parts.items():
         shares[name.partition(".")[0]] += ns
@@ -202,7 +202,14 @@ def _parts_bar(label: str, parts: Mapping[str, int]) -> dict[str, Any]:
     pieces = [piece(n, n.partition(".")[0], PARTS.get(n, n), found) for n in order if parts[n]]
     top = sorted(parts, key=lambda n: -parts[n])[:5]
     rows = [part(name, parts[name], found) for name in top if parts[name]]
-    return {"of": label, "total": units.duration(found.total), "pieces": pieces, "rows": rows}
+    about = TERMS["TTFT" if key == "ttft_parts" else "ITL"]
+    return {
+        "of": label,
+        "about": about,
+        "total": units.duration(found.total),
+        "pieces": pieces,
+        "rows": rows,
+    }
 
 
 def idle_causes(all_time: Judged) -> list[dict[str, Any]]:
@@ -221,6 +228,6 @@ def glossary() -> list[tuple[str, str]]:
     merged = {
         **TERMS,
         **CLASS_TERMS,
-        **{name: f"{text[0].upper()}{text[1:]}." for name, text in PARTS.items()},
+        **{name: _sentence(text) for name, text in PARTS.items()},
     }
     return sorted(merged.items(), key=lambda item: item[0].lower())

@@ -1,24 +1,23 @@
-"""The series behind the page's plots: latencies, cohorts, steps and samples, thinned to fit."""
+"""The series behind the page's plots: latencies, cohorts, steps and kernels, thinned to fit."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rca_llm.attribute.parts import CLASSES
 from rca_llm.exporters.text import shown
 from rca_llm.exporters.verdict import Summary, given
-from rca_llm.table import NO_TEXT, Array
-
-if TYPE_CHECKING:
-    from rca_llm.report import Report
 
 MOST_BARS = 120
 """Requests or steps drawn as bars of their own; more are thinned by rank or merged in time."""
 
 MOST_POINTS = 600
 """Points of a line."""
+
+MOST_KERNELS = 300
+"""Rows of kernels that are drawn; they are in the order of their total time."""
 
 
 def latency(summary: Summary) -> dict[str, Any] | None:
@@ -86,27 +85,18 @@ def _total(rows: list[Any], key: str) -> int | None:
     return sum(known) if known else None
 
 
-def samples(report: Report, origin: int) -> list[dict[str, Any]]:
-    """Sampled metrics as lines, one a metric and device; times are ns after `origin`."""
-    lines: list[dict[str, Any]] = []
-    for line in report.trace.timelines:
-        table = line["samples"]
-        found = set(zip(table["metric"].tolist(), table["device"].tolist(), strict=True))
-        for metric, device in sorted(found):
-            rows = (table["metric"] == metric) & (table["device"] == device)
-            if metric != NO_TEXT:
-                name = shown(line.text(metric)) + (f", GPU {device}" if device >= 0 else "")
-                times = table["t"][rows] - origin
-                lines.append({"name": name} | _thinned(times, table["value"][rows]))
-    return lines[:24]
+def kernels(summary: Summary) -> dict[str, Any]:
+    """The rows of kernels with most time for the plots under their table's heading."""
+    rows = [_kernel(row) for row in summary["kernels"][:MOST_KERNELS] if row["count"]]
+    judged = any(row["occupancy"] is not None for row in rows)
+    return {"rows": rows, "judged": judged, "roofline": None}
 
 
-def _thinned(t: Array, value: Array) -> dict[str, Any]:
-    good = np.isfinite(value)
-    order = np.argsort(t[good], kind="stable")
-    t, value = t[good][order], value[good][order]
-    groups = np.array_split(np.arange(len(t)), max(min(len(t), MOST_POINTS // 2), 1))
+def _kernel(row: Summary) -> dict[str, Any]:
     return {
-        "t": [int(t[g[0]]) for g in groups if len(g)],
-        "value": [float(value[g].mean()) for g in groups if len(g)],
+        "name": shown(row["name"], 100),
+        "class": row["class"].partition(".")[0],
+        "mean": row["total_ns"] / row["count"],
+        "share": row["share"],
+        "occupancy": row["occupancy"],
     }

@@ -16,7 +16,8 @@ Row = Mapping[str, Any]
 
 Kind = Literal["ns", "count", "share", "bytes", "rate", "text", "class", "part", "request", "mix"]
 """How a cell is shown and sorted: `share` is a fraction, `request` opens that request's life, `mix`
-is a small stacked bar of the five classes."""
+is a small stacked bar of the five classes. Ids of 64 bits are `text`: JavaScript's numbers would
+round them."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Grid:
             "total": len(rows),
             "shown": len(listed),
             "unrecorded": missing,
+            "sorted": next((i for i, c in enumerate(columns) if c.head == self.sort), -1),
             "columns": [_head(column) for column in columns],
             "rows": [[_cell(c, row) for c in columns] for row in listed],
         }
@@ -94,12 +96,18 @@ def _cell(column: Column, row: Row) -> Any:
     return shown(value)
 
 
-def _shape(key: str) -> Callable[[Row], str | None]:
-    def text(row: Row) -> str | None:
-        sizes = row.get(key)
-        return " × ".join(str(size) for size in sizes) if sizes else None
+def _made(key: str, make: Callable[[Any], Any]) -> Callable[[Row], Any]:
+    """A value made from another one; None where that is unknown."""
 
-    return text
+    def value(row: Row) -> Any:
+        found = row.get(key)
+        return None if found is None else make(found)
+
+    return value
+
+
+def _shape(sizes: Sequence[int]) -> str | None:
+    return " × ".join(map(str, sizes)) or None
 
 
 def _per_second(row: Row) -> float | None:
@@ -118,31 +126,16 @@ def _length(row: Row) -> int | None:
     return None if start is None or end is None else end - start
 
 
-def _held_up(row: Row) -> int | None:
-    others = row.get("interference")
-    return None if others is None else sum(other["ns"] for other in others)
+def _held_up(others: Sequence[Row]) -> int:
+    return sum(other["ns"] for other in others)
 
 
-def _count_of(key: str) -> Callable[[Row], int | None]:
-    def count(row: Row) -> int | None:
-        found = row.get(key)
-        return found if found is None or isinstance(found, int) else len(found)
-
-    return count
+def _how_many(found: Any) -> int:
+    return found if isinstance(found, int) else len(found)
 
 
-def _rank_list(row: Row) -> str | None:
-    ranks = listed(row.get("ranks"))
-    return ", ".join(map(str, ranks)) if ranks else None
-
-
-def _id(key: str) -> Callable[[Row], str | None]:
-    """A 64-bit id as text, which JavaScript's numbers would round."""
-
-    def text(row: Row) -> str | None:
-        return None if row.get(key) is None else str(row[key])
-
-    return text
+def _rank_list(ranks: Any) -> str | None:
+    return ", ".join(map(str, listed(ranks))) or None
 
 
 def _shares() -> list[Column]:
@@ -172,7 +165,7 @@ GRIDS: tuple[Grid, ...] = (
             Column("prompt tokens", "prompt_tokens", "count", "prefill"),
             Column("output tokens", "output_tokens", "count", "decode"),
             Column("shared", "shared_ns", "ns"),
-            Column("held up", _held_up, "ns", "interference"),
+            Column("held up", _made("interference", _held_up), "ns", "interference"),
             Column("client latency", "client_latency_ns", "ns"),
             Column("status", "status"),
         ],
@@ -197,7 +190,7 @@ GRIDS: tuple[Grid, ...] = (
             Column("length", _length, "ns"),
             Column("prefill", "prefill_tokens", "count"),
             Column("decode", "decode_tokens", "count"),
-            Column("requests", _count_of("requests"), "count"),
+            Column("requests", _made("requests", _how_many), "count"),
             Column("launches", "launches", "count"),
             Column("kernels", "kernels", "count"),
             Column("mode", "mode"),
@@ -215,10 +208,10 @@ GRIDS: tuple[Grid, ...] = (
             Column("part", "class", "class"),
             Column("second part", "also", "class", "also"),
             Column("total", "total_ns", "ns", "sum"),
-            Column("share", "share", "share"),
+            Column("share", "share", "share", "share of kernel time"),
             Column("count", "count", "count"),
-            Column("grid", _shape("grid")),
-            Column("block", _shape("block")),
+            Column("grid", _made("grid", _shape)),
+            Column("block", _made("block", _shape)),
             Column("registers", "registers", "count"),
             Column("shared memory", "shared_bytes", "bytes"),
             Column("occupancy", "occupancy", "share"),
@@ -253,7 +246,7 @@ GRIDS: tuple[Grid, ...] = (
             Column("last rank", "last_rank", "count"),
             Column("bytes", "bytes", "bytes"),
             Column("type", "dtype"),
-            Column("ranks", _rank_list),
+            Column("ranks", _made("ranks", _rank_list)),
             Column("bus bandwidth", "busbw_bytes_s", "rate", "busbw"),
             Column("algorithm", "algo"),
             Column("protocol", "proto"),
@@ -318,11 +311,11 @@ GRIDS: tuple[Grid, ...] = (
             Column("utilization", "utilization", "share"),
             Column("busy", "busy_ns", "ns"),
             Column("idle", "idle_ns", "ns"),
-            Column("copies", "copy_ns", "ns"),
+            Column("copies", "copy_ns", "ns", "device copies"),
             Column("sum", "sum_ns", "ns"),
             Column("span", "span_ns", "ns"),
             Column("kernels", "kernels", "count"),
-            Column("process", _id("process")),
+            Column("process", _made("process", str)),
         ],
         "busy",
     ),
@@ -347,8 +340,8 @@ GRIDS: tuple[Grid, ...] = (
         "The threads that recorded something.",
         [
             Column("rank", "rank", "count"),
-            Column("process", _id("process")),
-            Column("thread", _id("thread")),
+            Column("process", _made("process", str)),
+            Column("thread", _made("thread", str)),
             Column("name", "name"),
             Column("events", "events", "count"),
         ],

@@ -66,6 +66,22 @@ def opened(
         context.close()
 
 
+def opening(browser: Browser, page_file: Path) -> dict[str, float]:
+    """When things happened while a page opened, ms since navigation began, by the page's clock."""
+    with opened(browser, page_file) as (page, _):
+        page.evaluate("drawAll()")
+        found: dict[str, float] = page.evaluate(TIMES)
+        return found
+
+
+TIMES = """() => ({
+  paint: performance.getEntriesByName("first-contentful-paint")[0].startTime,
+  load: performance.getEntriesByType("navigation")[0].loadEventEnd,
+  ready: performance.getEntriesByName("ready")[0].startTime,
+  plots: performance.getEntriesByName("plots")[0].startTime,
+})"""
+
+
 def _watch(page: Page, seen: Seen) -> None:
     page.on("pageerror", lambda error: seen.errors.append(str(error)))
     page.on("console", lambda m: seen.errors.append(m.text) if m.type == "error" else None)

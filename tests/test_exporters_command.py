@@ -57,7 +57,7 @@ def test_bad_input_leaves_nothing(tmp_path: Path) -> None:
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from rca_llm.cli import main; main(['export', '--help']);"
-        "print({'plotly', 'jinja2', 'pandas', 'numpy', 'rich'} & set(sys.modules))"
+        "print({'jinja2', 'pandas', 'numpy', 'rich'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rca_llm.exporters import html, units
+from rca_llm.exporters.tables import GRIDS, _head
+from rca_llm.hints import RULES
 from rca_llm.report import Report
 from tests.browser import chromium, opened
 from tests.sample_trace import Shape, trace
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 ATTACK = "</script><script>window.pwned=1</script><img src=x onerror=pwned=1><b>\"'&\u202e\u2028 "
 HINT = {
-    "id": "queue-dominated",
+    "id": "R01",
     "title": "Requests wait for the queue",
     "class": "scheduling",
     "confidence": "high",
@@ -114,15 +117,9 @@ def test_columns_without_records_are_named_and_not_shown(report: Report) -> None
     assert "Not recorded here: " in text
 
 
-def test_every_head_and_class_has_a_definition_or_needs_none(report: Report) -> None:
-    defined = {
-        column["head"]: bool(column["about"])
-        for found in page_data(html.render(report))["grids"]
-        for column in found["columns"]
-        if column["kind"] in ("ns", "share", "rate")
-    }
-    plain = {"length", "total", "copies", "rate", "posting", "link"}
-    assert [head for head, about in defined.items() if not about and head not in plain] == []
+def test_every_column_is_defined() -> None:
+    heads = [_head(column) for grid in GRIDS for column in grid.columns]
+    assert [head["head"] for head in heads if not head["about"]] == []
 
 
 def test_findings_are_always_there(report: Report) -> None:
@@ -165,7 +162,7 @@ def test_hostile_names_are_text() -> None:
     text = html.render(report)
     elements = Elements(text).found
     assert "img" not in [tag for tag, _ in elements]
-    assert sum(tag == "script" for tag, _ in elements) == len(html.SCRIPTS) + 3
+    assert sum(tag == "script" for tag, _ in elements) == len(html.SCRIPTS) + 2
     assert "\u202e" not in text.replace(html._template("report.html.j2"), "")
 
 
@@ -306,11 +303,72 @@ def test_the_page_fits_its_window(
 
 
 def test_tables_work_before_plots_do(browser: Browser, page: Path, tmp_path: Path) -> None:
-    text = page.read_text(encoding="utf-8")
+    begin, bundle, end = re.split(
+        r"(?<=id=\"plotly\">)(.*?)(?=</script>)", page.read_text("utf-8"), flags=re.DOTALL
+    )
+    assert len(bundle) > 500_000
     without = tmp_path / "page.html"
-    without.write_text(text[: text.index("* plotly.js")] + "*/</script></body></html>", "utf-8")
+    without.write_text(begin + end, encoding="utf-8")
     tab = browser.new_page()
     tab.goto(without.as_uri())
     assert tab.locator("[data-grid=requests] tbody tr").count() == 6
     tab.click("[data-grid=requests] tbody button >> nth=0")
     tab.close()
+
+
+NUMBERS_WITHOUT_A_DEFINITION = """() => {
+  const aside = "svg, bdi, code, select, #rules, #environment, #definitions, .about, .legend,"
+    + " .links, .grid-foot, caption, figcaption, .number, .sr, script, noscript, button.link";
+  const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  const found = [];
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const place = node.parentElement;
+    if (/\\d/.test(node.data) && !place.closest(aside) && !place.closest("[title], [data-tip]")) {
+      found.push(`${place.tagName} ${place.className}: ${node.data.trim()}`);
+    }
+  }
+  return found;
+}"""
+
+
+def test_every_number_has_a_definition_on_hover_and_tap(browser: Browser, page: Path) -> None:
+    with opened(browser, page) as (tab, _):
+        tab.evaluate("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
+        assert tab.evaluate(NUMBERS_WITHOUT_A_DEFINITION) == []
+        cell = tab.locator("[data-grid=kernels] tbody td.num").first
+        cell.hover()
+        assert "Plain sum of kernel durations" in tab.locator("#tip").inner_text()
+        assert re.search(r"[\d,]+ ns\.", tab.locator("#tip").inner_text())
+
+
+def test_a_keyboard_and_a_finger_reach_definitions(browser: Browser, page: Path) -> None:
+    context = browser.new_context(viewport={"width": 400, "height": 900}, has_touch=True)
+    tab = context.new_page()
+    tab.goto(page.as_uri())
+    tab.wait_for_selector("html[data-ready]")
+    tab.locator("[data-grid=requests] tbody td.num").first.tap()
+    assert "From the request's arrival" in tab.locator("#tip").inner_text()
+    tab.keyboard.press("Escape")
+    reached = set()
+    for _ in range(60):
+        tab.keyboard.press("Tab")
+        reached.add(tab.evaluate("document.getElementById('tip').hidden ? '' : tip.textContent"))
+    context.close()
+    assert len(reached) > 20
+
+
+def test_every_hint_links_to_its_page_in_the_file(report: Report) -> None:
+    hints = [HINT | {"id": rule.id, "title": rule.name} for rule in RULES]
+    elements = Elements(html.render(replace(report, summary=report.summary | {"hints": hints})))
+    links = [a["href"] for tag, a in elements.found if tag == "a" and a.get("href")]
+    pages = {a.get("id") for tag, a in elements.found if tag == "article"}
+    assert {f"rule-{rule.id}" for rule in RULES} == pages
+    assert {f"#rule-{rule.id}" for rule in RULES} <= set(links)
+
+
+def test_a_link_unfolds_the_page_of_its_hint(browser: Browser, page: Path) -> None:
+    with opened(browser, page) as (tab, _):
+        assert not tab.locator("#rule-R01").is_visible()
+        tab.click("a[href='#rule-R01'] >> nth=0")
+        assert tab.locator("#rule-R01").is_visible()
+        assert "Disproved by" in tab.locator("#rule-R01").inner_text()

@@ -25,6 +25,12 @@ function format(value, kind) {
   if (kind === "count" && typeof value === "number") return value.toLocaleString("en-US");
   return String(value);
 }
+// A sampled value: units that scale, or the number with its unit behind it.
+function withUnit(value, unit) {
+  if (["ns", "bytes", "rate", "share"].includes(unit)) return format(value, unit);
+  const text = value.toLocaleString("en-US", { maximumSignificantDigits: 4 });
+  return unit === "count" ? text : `${text} ${unit}`;
+}
 // The value as it stands in the summary, for a cell's tooltip.
 function exact(value, kind) {
   if (value === null || value === undefined) return "unknown";
@@ -40,4 +46,8 @@ function element(name, attributes = {}, ...children) {
   }
   node.append(...children.filter((child) => child !== null && child !== undefined));
   return node;
+}
+// A table that scrolls sideways, which people without a mouse must be able to do as well.
+function scrollable(name, ...children) {
+  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name }, ...children);
 }

@@ -64,6 +64,7 @@ function tokenRows(data) {
 function heightOf(name) {
   if (name === "cohorts-plot") return 80 + 34 * DATA.cohorts.parts.length;
   if (name === "steps-plot") return 175 + 105 * tokenRows(DATA.steps).length;
+  if (name === "kernels-plot" || name === "roofline-plot") return 330;
   if (name === "collectives-plot") return collectiveSums().size ? 90 + 30 * collectiveSums().size : 0;
   return 260;
 }
@@ -108,4 +109,22 @@ function drawCollectives() {
   Plotly.react("collectives-plot", [side(0, "longest wait", hatched), side(1, "transfer", {})], layout({
     height: heightOf("collectives-plot"), barmode: "stack", showlegend: true, legend: { orientation: "h", y: 1.01, yanchor: "bottom" }, xaxis: { title: { text: unit.name } }, yaxis: { autorange: "reversed", showgrid: false },
   }), CONFIG);
+}
+// Every kernel by how well its launch can fill a multiprocessor, and how long it takes.
+function drawKernels(data) {
+  const rows = data.rows.filter((row) => row.occupancy !== null);
+  const unit = unitFor(Math.max(...rows.map((row) => row.mean)));
+  Plotly.react("kernels-plot", byClass(rows, (row) => row.occupancy, (row) => row.mean / unit.factor, (row) => `occupancy ${percent(row.occupancy)}, ${format(row.mean, "ns")} each`), layout({
+    height: heightOf("kernels-plot"), showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, hovermode: "closest",
+    xaxis: { title: { text: "theoretical occupancy" }, tickformat: ".0%", range: [0, 1.05] },
+    yaxis: { title: { text: `mean duration, ${unit.name}` }, type: "log" },
+  }), CONFIG);
+}
+// A trace a class; a marker's area is the row's share of kernel time.
+function byClass(rows, x, y, about) {
+  return CLASS_NAMES.map((name) => [name, rows.filter((row) => row.class === name)]).filter(([, found]) => found.length).map(([name, found]) => ({
+    type: "scatter", mode: "markers", name, x: found.map(x), y: found.map(y),
+    marker: { color: colour(name), size: found.map((row) => 6 + 44 * Math.sqrt(row.share || 0)), sizemode: "diameter", opacity: 0.75, line: { width: 1, color: colour("paper") } },
+    hovertext: found.map((row) => `${plain(row.name)}<br>${about(row)}<br>${percent(row.share || 0)} of kernel time`), hoverinfo: "text",
+  }));
 }

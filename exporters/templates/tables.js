@@ -6,7 +6,7 @@ class Grid {
     this.grid = grid;
     this.openRequest = openRequest;
     this.limit = PAGE_ROWS;
-    this.sort = { column: -1, down: true };
+    this.sort = { column: grid.sorted, down: true };
     this.words = "";
     this.search = grid.rows.map((row) => row.filter((v) => typeof v === "string").join(" ").toLowerCase());
     this.build(place);
@@ -21,7 +21,7 @@ class Grid {
     const caption = element("caption", { class: "sr" }, this.grid.title);
     const table = element("table", {}, caption, element("thead", {}, this.head), this.body);
     if (this.grid.rows.length > 8) place.append(this.filterBox());
-    place.append(element("div", { class: "scroll" }, table), element("div", { class: "grid-foot" }, this.more, this.status));
+    place.append(scrollable(this.grid.title, table), element("div", { class: "grid-foot" }, this.more, this.status));
   }
   filterBox() {
     const input = element("input", { type: "search", placeholder: "Filter", "aria-label": `Filter ${this.grid.title}` });
@@ -29,10 +29,10 @@ class Grid {
     return element("div", { class: "grid-head" }, input);
   }
   headCell(column, index) {
-    if (column.kind === "mix") return element("th", { scope: "col" }, column.head);
+    if (column.kind === "mix") return element("th", { scope: "col" }, element("span", { class: "term", tabindex: 0, title: column.about }, column.head));
     const button = element("button", { type: "button", class: column.about ? "term" : "", title: column.about || null }, column.head);
     button.addEventListener("click", () => this.sortBy(index));
-    return element("th", { scope: "col", class: isNumber(column.kind) ? "num" : "", "aria-sort": "none" }, button);
+    return element("th", { scope: "col", class: isNumber(column.kind) ? "num" : "", "aria-sort": index === this.grid.sorted ? "descending" : "none" }, button);
   }
   sortBy(index) {
     const numeric = isNumber(this.grid.columns[index].kind);
@@ -47,7 +47,7 @@ class Grid {
     const { column, down } = this.sort;
     const words = this.words.split(/\s+/).filter(Boolean);
     const found = this.grid.rows.filter((_, at) => words.every((word) => this.search[at].includes(word)));
-    if (column < 0) return found;
+    if (column < 0 || (column === this.grid.sorted && down)) return found;
     return [...found].sort((a, b) => compare(a[column], b[column], down));
   }
   fill() {
@@ -62,10 +62,16 @@ class Grid {
     return element("tr", {}, ...values.map((value, at) => this.cell(value, this.grid.columns[at], at)));
   }
   cell(value, column, at) {
-    const tip = column.kind === "mix" ? null : exact(value, column.kind);
+    const tip = this.tip(value, column);
     const attributes = { class: isNumber(column.kind) ? "num" : "", title: tip, "data-value": typeof value === "number" ? value : null };
     if (at === 0) attributes.scope = "row";
     return element(at === 0 ? "th" : "td", attributes, this.content(value, column));
+  }
+  // What a cell says on hover or tap: its exact value, and what the column means.
+  tip(value, column) {
+    const told = column.kind === "mix" ? null : exact(value, column.kind);
+    const head = told ? `${column.head}: ${told}.` : isNumber(column.kind) ? `${column.head}.` : null;
+    return head && [head, column.about].filter(Boolean).join(" ");
   }
   content(value, column) {
     const text = format(value, column.kind);
@@ -73,7 +79,7 @@ class Grid {
     if (column.kind === "share") return element("span", { class: "share-cell", style: `--w:${Math.min(100, value * 100)}%` }, text);
     if (column.kind === "mix") return mix(value);
     if (column.kind === "class") return element("span", {}, dot(value), text);
-    if (column.kind === "part") return element("span", { title: text }, dot(value), text.split(":")[0]);
+    if (column.kind === "part") return element("span", { title: text }, dot(value), text.split(": ").pop());
     if (column.kind === "request" && this.openRequest) {
       return element("button", { class: "link", type: "button", onclick: () => this.openRequest(value) }, element("bdi", {}, text));
     }

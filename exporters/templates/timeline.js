@@ -10,6 +10,7 @@ class Timeline {
     this.ranks = [...new Set(data.whole.lanes.map((lane) => lane.rank))];
     this.rank = this.ranks.length > 2 ? this.ranks[0] : null;
     this.buildControls();
+    this.onmove = (from, to, left) => drawSamples(DATA.samples.plots, from, to, left);
     this.open(data.focus.length ? 1 : 0);
     this.plot.addEventListener("keydown", (event) => this.key(event));
   }
@@ -82,7 +83,7 @@ class Timeline {
     const names = lanes.map(({ lane }) => this.label(lane));
     this.busy = true;
     Plotly.react(this.plot, traces, layout({
-      height: 70 + 30 * names.length, barmode: "overlay", bargap: 0.28, dragmode: "zoom", hovermode: "closest",
+      height: laneHeight(names.length), barmode: "overlay", bargap: 0.28, dragmode: "zoom", hovermode: "closest",
       xaxis: { range: [this.from / unit.factor, this.to / unit.factor], fixedrange: false, ticksuffix: ` ${unit.name}`, autorange: false, tickangle: 0, nticks: innerWidth < 720 ? 4 : 9 },
       margin: { l: margin(names), r: 14, t: 6, b: 30 },
       yaxis: { automargin: false, categoryorder: "array", categoryarray: names, range: [names.length - 0.5, -0.5], showgrid: false },
@@ -90,7 +91,7 @@ class Timeline {
     this.listen(unit);
     this.drawLegend([...byKind.keys()]);
     this.summarise(lanes);
-    if (this.onmove) this.onmove(this.view.start + this.from, this.view.start + this.to, margin(names));
+    this.onmove(this.view.start + this.from, this.view.start + this.to, margin(names));
   }
   listen(unit) {
     this.unit = unit;
@@ -151,10 +152,18 @@ class Timeline {
     }
     const rows = [...sums.entries()].sort((a, b) => b[1] - a[1]).slice(0, 12);
     const total = [...sums.values()].reduce((a, b) => a + b, 0);
-    const body = rows.map(([label, ns]) => element("tr", {}, element("th", { scope: "row" }, dot(this.data.kinds[this.data.labels[label][1]]), this.data.labels[label][0]), element("td", {}, DATA.words[this.data.labels[label][0]] || ""), element("td", { class: "num", title: exact(Math.round(ns), "ns") }, format(ns, "ns")), element("td", { class: "num" }, percent(ns / total))));
+    const body = rows.map(([label, ns]) => element("tr", {}, element("th", { scope: "row", title: DATA.words[this.data.labels[label][0]] || "What the lane shows." }, dot(this.data.kinds[this.data.labels[label][1]]), this.data.labels[label][0]), element("td", {}, DATA.words[this.data.labels[label][0]] || ""), element("td", { class: "num", title: `${exact(Math.round(ns), "ns")} of the visible stretch` }, format(ns, "ns")), element("td", { class: "num", title: "Part of the visible stretch." }, percent(ns / total))));
     const open = place.querySelector("details")?.open;
-    place.replaceChildren(element("details", { class: "in-view", ...(open ? { open: "" } : {}) }, element("summary", {}, `What the visible ${format(this.to - this.from, "ns")} are made of`), element("div", { class: "scroll" }, element("table", {}, element("tbody", {}, ...body)))));
+    place.replaceChildren(element("details", { class: "in-view", ...(open ? { open: "" } : {}) }, element("summary", { title: "Of the first lane shown." }, `What the visible ${format(this.to - this.from, "ns")} are made of`), scrollable("Parts of the visible stretch", element("table", {}, element("tbody", {}, ...body)))));
   }
+}
+function laneHeight(lanes) { return 70 + 30 * lanes; }
+// How tall the timeline will be when it is first drawn.
+function timelineHeight(data) {
+  const first = data.focus[0] || data.whole;
+  const ranks = [...new Set(data.whole.lanes.map((lane) => lane.rank))];
+  const lanes = first.lanes.filter((lane) => ranks.length < 3 || lane.rank === null || lane.rank === ranks[0]);
+  return laneHeight(lanes.length);
 }
 function unpack(level) {
   if (level.start) return level;
@@ -171,16 +180,33 @@ function bisect(values, value) {
 }
 // Room for the lanes' names, the same in both plots so that their time axes stand under each other.
 function margin(names) { return Math.min(24 + 6.6 * Math.max(8, ...names.map((name) => name.length)), innerWidth / 3.4); }
-function drawSamples(lines, from, to, left) {
-  if (!lines.length) return;
+// The sampled metrics under the timeline, on the same time axis.
+const SHADES = ["accent", "communication", "io", "scheduling", "prefill", "decode", "mixed", "host"];
+function drawSamples(plots, from, to, left) {
+  if (!plots.length) return;
   const unit = unitFor(to - from);
-  const axes = {}, traces = [], height = 1 / lines.length;
-  lines.forEach((line, at) => {
+  const axes = {}, traces = [], annotations = [], height = 1 / plots.length;
+  plots.forEach((plot, at) => {
     const id = at ? at + 1 : "";
-    traces.push({ type: "scatter", mode: "lines", x: line.t.map((t) => (t - from) / unit.factor), y: line.value, yaxis: `y${id}`, line: { width: 1.5, color: colour("accent") },
-      hovertext: line.value.map((value) => `${plain(line.name)}: ${value.toLocaleString("en-US")}`), hoverinfo: "text" });
-    axes[`yaxis${id}`] = { domain: [1 - (at + 0.9) * height, 1 - (at + 0.26) * height], fixedrange: true, nticks: 3, gridcolor: colour("line"), zeroline: false };
+    const scale = scaleOf(plot);
+    plot.lines.forEach((line, number) => traces.push({
+      type: "scatter", mode: "lines", x: line.t.map((t) => (t - from) / unit.factor), y: line.value.map((value) => value / scale.factor), yaxis: `y${id}`,
+      line: { width: 1.5, color: colour(SHADES[number % SHADES.length]), shape: "hv" },
+      hovertext: line.value.map((value) => `${plain(plot.name)}, ${plain(line.name)}<br>${plain(withUnit(value, plot.unit))}`), hoverinfo: "text",
+    }));
+    axes[`yaxis${id}`] = { domain: [1 - (at + 0.9) * height, 1 - (at + 0.28) * height], fixedrange: true, nticks: 3, gridcolor: colour("line"), zeroline: false, rangemode: "tozero", tickformat: plot.unit === "share" ? ".0%" : "" };
+    annotations.push({ text: plain(sampleTitle(plot, scale)), xref: "paper", yref: "paper", x: 0, y: 1 - at * height, xanchor: "left", yanchor: "top", showarrow: false, font: { size: 11 } });
   });
-  const annotations = lines.map((line, at) => ({ text: plain(line.name), xref: "paper", yref: "paper", x: 0, y: 1 - at * height, xanchor: "left", yanchor: "top", showarrow: false, font: { size: 11 } }));
-  Plotly.react("samples-plot", traces, { ...layout({ height: 40 + 74 * lines.length, annotations, margin: { l: left, r: 14, t: 6, b: 30 }, xaxis: { range: [0, (to - from) / unit.factor], ticksuffix: ` ${unit.name}`, tickangle: 0, nticks: innerWidth < 720 ? 4 : 9, anchor: `y${lines.length > 1 ? lines.length : ""}` } }), ...axes }, CONFIG);
+  Plotly.react("samples-plot", traces, { ...layout({ height: 40 + 78 * plots.length, annotations, hovermode: "closest", margin: { l: left, r: 14, t: 6, b: 30 }, xaxis: { range: [0, (to - from) / unit.factor], ticksuffix: ` ${unit.name}`, tickangle: 0, nticks: innerWidth < 720 ? 4 : 9, anchor: `y${plots.length > 1 ? plots.length : ""}` } }), ...axes }, CONFIG);
+}
+function scaleOf(plot) {
+  const kind = { bytes: "bytes", rate: "bytes", ns: "ns" }[plot.unit];
+  if (!kind) return { factor: 1, name: ["count", "share"].includes(plot.unit) ? "" : plot.unit };
+  const most = plot.lines.reduce((high, line) => line.value.reduce((a, b) => Math.max(a, b), high), 0);
+  const [factor, name] = SCALES[kind].find(([f]) => most >= f) || SCALES[kind][SCALES[kind].length - 1];
+  return { factor, name: plot.unit === "rate" ? `${name}/s` : name };
+}
+function sampleTitle(plot, scale) {
+  const lines = plot.lines.length > 1 ? `${plot.lines.length} lines${plot.more ? ` of ${plot.lines.length + plot.more}` : ""}` : plot.lines[0].name;
+  return [`${plot.name}${scale.name ? `, ${scale.name}` : ""}`, lines].join(" · ");
 }
