@@ -400,6 +400,8 @@ def _note_losses(timeline: Timeline, counts: Mapping[str, int], where: str) -> N
     )
     note("dropped_records", counts.get("gpu.foreign_time", 0), where, "records on another clock")
     note("dropped_records", counts.get("gpu.overrun_bytes", 0), where, "bytes: writer held up")
+    overflow = counts.get("gpu.counters_overflow", 0)
+    note("dropped_records", overflow, where, "times that the GPU's counters overflowed")
 
 
 # ------------------------------------------------------------------ raw recordings

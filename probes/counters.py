@@ -1,0 +1,311 @@
+"""Hardware counters of every GPU: how busy its parts were, sampled by the GPU itself.
+
+Runs in a process of its own beside the launcher (`rca-llm trace --counters`), because it needs a
+CUDA context and a libcupti newer than PyTorch's. CUPTI's PM sampling watches the whole device,
+whichever process works on it. Which counters fit into one pass is asked, not assumed: they are
+added in the order of `COUNTERS`, and what does not fit, or is not known on this GPU, is left out.
+
+Every sample covers the interval that ends at its time. The GPU stamps samples on a clock of its
+own; pairs of readings of that clock and ours put them on ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from time import perf_counter_ns
+
+from . import format as layout
+from . import recorder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+INTERVAL_NS = 1_000_000
+DECODE_S = 0.1
+MOST_SAMPLES = 4096
+"""Samples that one look at the GPU may bring; it brings about a hundred."""
+HARDWARE_BYTES = 64 << 20
+STRANGE_NS = 3_600_000_000_000
+"""A difference of two clock readings that jumps by more than this is no clock."""
+
+PERCENT = 0.01
+_PEAK = ".avg.pct_of_peak_sustained_elapsed"
+COUNTERS: dict[str, tuple[float, tuple[str, ...]]] = {
+    "gpu.sm_active": (PERCENT, ("sm__cycles_active" + _PEAK,)),
+    "gpu.tensor_active": (
+        PERCENT,
+        (
+            "sm__pipe_tensor_cycles_active" + _PEAK,
+            "sm__pipe_tensor_cycles_active_realtime" + _PEAK,
+            "sm__inst_executed_pipe_tensor" + _PEAK,
+        ),
+    ),
+    "gpu.dram_read": (
+        PERCENT,
+        ("dram__read_throughput" + _PEAK, "dramc__read_throughput" + _PEAK),
+    ),
+    "gpu.dram_write": (
+        PERCENT,
+        ("dram__write_throughput" + _PEAK, "dramc__write_throughput" + _PEAK),
+    ),
+    "gpu.pcie_read_bytes_s": (1.0, ("pcie__read_bytes.sum.per_second",)),
+    "gpu.pcie_write_bytes_s": (1.0, ("pcie__write_bytes.sum.per_second",)),
+    "gpu.nvlink_rx_bytes_s": (1.0, ("nvlrx__bytes.sum.per_second",)),
+    "gpu.nvlink_tx_bytes_s": (1.0, ("nvltx__bytes.sum.per_second",)),
+}
+"""By our metric: the factor that brings the counter to its unit, and CUPTI's names for it. Shares
+are fractions of the highest rate that the part can keep up; PCIe reads are those of the GPU."""
+
+
+class Clock:
+    """Puts times of one GPU on ours.
+
+    Read through CUPTI where it can; else by the samples themselves: none ends after it was read, so
+    the smallest distance seen is the offset, too large by at most an interval and the reading.
+    """
+
+    def __init__(self, context: int | None) -> None:
+        self._read = device_clock(context)
+        self._offset: int | None = None
+        self.is_exact = self._read is not None
+
+    def look(self) -> None:
+        """Read both clocks."""
+        if self._read is None:
+            return
+        before = perf_counter_ns()
+        theirs = self._read()
+        after = perf_counter_ns()
+        if theirs is not None:
+            self._offset = (before + after) // 2 - theirs
+
+    def saw(self, last: int) -> None:
+        """The end of the last sample that was read just now."""
+        bound = perf_counter_ns() - last
+        if self._offset is not None and abs(bound - self._offset) > STRANGE_NS:
+            self._read, self._offset, self.is_exact = None, None, False
+        if not self.is_exact:
+            self._offset = bound if self._offset is None else min(self._offset, bound)
+
+    def ours(self, theirs: int) -> int:
+        """A time of the GPU on our clock."""
+        return theirs + (self._offset or 0)
+
+
+def device_clock(context: int | None) -> Any:
+    """A function that reads the GPU's clock in ns, None where CUPTI offers none."""
+    import ctypes
+
+    if context is None:
+        return None
+    try:
+        function = ctypes.CDLL(_mapped("libcupti.so"), mode=os.RTLD_LAZY).cuptiDeviceGetTimestamp
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+
+    def read() -> int | None:
+        found = ctypes.c_uint64()
+        return found.value if function(context, ctypes.byref(found)) == 0 else None
+
+    return read
+
+
+def _mapped(name: str) -> str:
+    """The path under which a library is mapped into this process; OSError where it is not."""
+    with open("/proc/self/maps") as file:
+        for line in file:
+            path = line.partition("/")[2].rstrip()
+            if name in path:
+                return "/" + path
+    raise OSError(name + " is not loaded")
+
+
+class Device:
+    """The counters of one GPU."""
+
+    def __init__(self, index: int, sampling: Any, context: int | None) -> None:
+        self.index = index
+        self.clock = Clock(context)
+        self.metrics: list[str] = []
+        self.lost = 0
+        self._collector = sampling.Collector(index)
+        self._collector.enable()
+        self._names: list[str] = []
+        self._choose()
+        self._configure(self._names)
+        self._collector.start()
+
+    def _choose(self) -> None:
+        """Take every counter that fits into one pass with those before it."""
+        for metric, (_, names) in COUNTERS.items():
+            for name in names:
+                if self._fits([*self._names, name]):
+                    self._names.append(name)
+                    self.metrics.append(metric)
+                    break
+        if not self._names:
+            raise RuntimeError("no counter can be sampled")
+
+    def _fits(self, names: list[str]) -> bool:
+        try:
+            self._configure(names)
+        except Exception:  # cupti-python has errors of its own, made when it is imported
+            return False
+        return True
+
+    def _configure(self, names: list[str]) -> None:
+        self._collector.configure(
+            metrics=names, sampling_interval=INTERVAL_NS, hardware_buffer_size=HARDWARE_BYTES
+        )
+
+    def sample(self, here: recorder.Recorder, wanted: bool) -> None:
+        """Write what the GPU has counted since the last call, or let it go."""
+        self.clock.look()
+        try:
+            data = self._collector.decode(MOST_SAMPLES)
+        except MemoryError:  # the GPU's buffer was full: it keeps the oldest
+            self.lost += 1
+            here.info("gpu.counters_overflow", None, 1)
+            self._restart()
+            return
+        found = list(data) if wanted else list(data[-1:])
+        if found:
+            self.clock.saw(int(found[-1].end_timestamp))
+        for one in found if wanted else ():
+            time = self.clock.ours(int(one.end_timestamp))
+            for metric, value in zip(self.metrics, one.metric_values, strict=True):
+                put(here, metric, self.index, time, float(value) * COUNTERS[metric][0])
+
+    def _restart(self) -> None:
+        self._collector.stop()
+        self._configure(self._names)
+        self._collector.start()
+
+    def close(self) -> None:
+        """Stop counting."""
+        try:
+            self._collector.stop()
+            self._collector.disable()
+        except Exception:  # as above; the samples are written
+            pass
+
+
+def put(here: recorder.Recorder, metric: str, device: int, time: int, value: float) -> None:
+    """One value of a GPU at a time; a number that is none is unknown, and left out."""
+    from struct import pack, unpack
+
+    if value == value:
+        bits = unpack("<q", pack("<d", value))[0]
+        here.cell(
+            layout.SAMPLE, time, bits, here.ids[metric], device, layout.SUBJECTS.index("device")
+        )
+
+
+def contexts() -> list[int]:
+    """A CUDA context of every GPU that this process sees; raises without CUDA."""
+    from importlib import import_module
+
+    driver: Any = import_module("cuda.bindings.driver")
+    driver.cuInit(0)
+    _, count = driver.cuDeviceGetCount()
+    found: list[int] = []
+    for index in range(count):
+        _, context = driver.cuDevicePrimaryCtxRetain(driver.cuDeviceGet(index)[1])
+        found.append(int(context))
+    return found
+
+
+def load_libraries() -> None:
+    """Load the libcupti that lies beside cupti-python, and what it needs to count.
+
+    Another one, such as PyTorch's, may be found first and be too old; and nothing tells libcupti
+    where its parts lie. What is loaded once is found by its name from then on.
+    """
+    import ctypes
+    from glob import glob
+    from importlib.util import find_spec
+
+    found = find_spec("cupti")
+    places = found.submodule_search_locations if found is not None else None
+    for place in places or ():
+        folder = os.path.join(os.path.dirname(place), "nvidia", "cu*", "lib")
+        for name in ("libnvperf_host.so", "libnvperf_target.so", "libcupti.so.*"):
+            for path in glob(os.path.join(folder, name)):
+                ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+
+
+def open_devices(here: recorder.Recorder) -> list[Device]:
+    """Every GPU whose counters can be read; of others it is told why not. Raises without any."""
+    from importlib import import_module
+
+    load_libraries()
+    sampling: Any = import_module("cupti.pm_sampling")
+    found: list[Device] = []
+    errors: list[str] = []
+    for index, context in enumerate(contexts()):
+        try:
+            found.append(Device(index, sampling, context))
+        except Exception as error:  # no permission, another profiler, a GPU without counters
+            errors.append(told(error, f"GPU {index}: "))
+            here.info("counters.error", errors[-1], index)
+    if errors and not found:
+        raise OSError("; ".join(errors))
+    return found
+
+
+def told(error: Exception, where: str = "") -> str:
+    """An error in one short line."""
+    return " ".join(f"{where}{type(error).__name__}: {error}".split())[:500]
+
+
+def watch(devices: list[Device], here: recorder.Recorder, run: str, more: Any) -> None:
+    """Sample until `more` says no."""
+    with open(os.path.join(run, layout.CONTROL_NAME), "rb", buffering=0) as gate:
+        while more():
+            gate.seek(layout.CONTROL_GATE_OFFSET)
+            wanted = gate.read(1) == b"\1"
+            for device in devices:
+                device.sample(here, wanted)
+
+
+def main(run: str) -> int:
+    """Sample into a run directory until standard input ends; 1 where nothing can be sampled.
+
+    Says `ready` on standard output, or why not, in one line.
+    """
+    path, header = recorder.new_segment(run, layout.WRITER_LAUNCHER)
+    here = recorder.Recorder(path, header)
+    devices: list[Device] = []
+    try:
+        devices = open_devices(here)
+        print("ready" if devices else "no GPU", flush=True)
+    except Exception as error:  # cupti-python or CUDA is missing, or does not fit the driver
+        print(told(error), flush=True)
+    for device in devices:
+        here.info("counters.metrics", " ".join(device.metrics), device.index)
+    if devices:
+        watch(devices, here, run, ended(sys.stdin.fileno()))
+    for device in devices:
+        exact = "read from the GPU" if device.clock.is_exact else "bounded by the samples"
+        here.info("counters.clock", exact, device.index)
+        device.close()
+    here.close()
+    return 0 if devices else 1
+
+
+def ended(fd: int) -> Any:
+    """A function that waits for the next look, and is false once `fd` has ended."""
+    from select import select
+
+    def more() -> bool:
+        readable, _, _ = select([fd], [], [], DECODE_S)
+        return not (readable and not os.read(fd, 64))
+
+    return more
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
