@@ -66,10 +66,14 @@ def engine(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
         vllm_model.SIZES["tiny"] = TINY
     model = vllm_model.make(work / f"model-{arguments.size}", arguments.size)
     chosen = vllm_model.engine_options(
-        model, gpu_memory_utilization=0.05, kv_cache_memory_bytes=1 << 30, disable_log_stats=True
+        model,
+        gpu_memory_utilization=0.05,
+        kv_cache_memory_bytes=768 << 20,
+        max_model_len=1024,
+        disable_log_stats=True,
     )
     if arguments.device == "cpu":
-        chosen |= {"enforce_eager": True, "max_model_len": 1024, "dtype": "float32"}
+        chosen |= {"enforce_eager": True, "dtype": "float32"}
         del chosen["compilation_config"]
     return chosen
 

@@ -52,11 +52,16 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--stages", default="rows,four,attributes")
-    parser.add_argument("--tracers", default="", help="instead of the usual ones of `rows`")
+    parser.add_argument(
+        "--tracers", default="", help="instead of the usual ones of `rows` and `four`"
+    )
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--limit", type=float, default=70, help="seconds for each set of rounds")
     parser.add_argument("--start-limit", type=float, default=100, help="seconds to start in")
-    parser.add_argument("--counters", type=Path, help="a folder with cupti-python and its libcupti")
+    parser.add_argument(
+        "--counters", type=Path, default=os.environ.get("RCA_GPU_COUNTERS"),
+        help="a folder with cupti-python and its libcupti",
+    )  # fmt: skip
     parser.add_argument("--size", default="1b", choices=("tiny", "1b", "7b"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--phases", default=",".join(PHASES))
@@ -151,13 +156,13 @@ def rows(session: Session) -> dict[str, Any]:
 
 def four(session: Session) -> dict[str, Any]:
     """Four processes that work at once, under each tracer: the time until the last is done."""
-    phases = {"eager": 4}
+    names, phases = (session.arguments.tracers or FOUR).split(","), {"eager": 4}
     with turns(session) as players:
-        made = {name: (lambda name=name: tracer(session, name)) for name in FOUR.split(",")}
+        made = {name: (lambda name=name: tracer(session, name)) for name in names}
         found: dict[str, Any] = {"start_s": start(session, players, made, "--workers", "4")}
-        names = list(players.players)
+        seated = list(players.players)
         limit = session.arguments.limit
-        done = players.rounds(session.arguments.rounds, names, limit, do="repeat", phases=phases)
+        done = players.rounds(session.arguments.rounds, seated, limit, do="repeat", phases=phases)
         found["eager"] = ratios(done, lambda answer: float(answer["wall"]), ["none"])
         found["lost"] = players.lost
     return found

@@ -12,6 +12,13 @@ site=${TMPDIR:-/tmp}/rca-gpu-site
 if compgen -G "$root/.whl/*.whl" >/dev/null && [[ ! -d $site ]]; then
   python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$root"/.whl/*.whl
 fi
+# cupti-python and the libcupti that it needs lie apart: PyTorch's own must stay the one it finds.
+counters=${TMPDIR:-/tmp}/rca-gpu-counters
+if compgen -G "$root/.whl-counters/*.whl" >/dev/null && [[ ! -d $counters ]]; then
+  python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$counters" \
+    "$root"/.whl-counters/*.whl
+fi
+if [[ -d $counters ]]; then export RCA_GPU_COUNTERS=$counters; fi
 export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 script=collector.py
 if [[ ${1:-} == *.py ]]; then script=$1; shift; fi

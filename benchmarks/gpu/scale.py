@@ -37,7 +37,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--launches", type=int, default=10_000_000)
     parser.add_argument("--replays", type=int, default=26_000)
     parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--counters", type=Path, help="a folder with cupti-python and its libcupti")
+    parser.add_argument(
+        "--counters", type=Path, default=os.environ.get("RCA_GPU_COUNTERS"),
+        help="a folder with cupti-python and its libcupti",
+    )  # fmt: skip
     parser.add_argument("--size", default="1b", choices=("tiny", "1b", "7b"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dry-run", action="store_true")
