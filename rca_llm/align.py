@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
+from rca_llm.attribute.ranks import FIRST_RANK, find_ranks
 from rca_llm.table import NO_TEXT, Array, Ints, Table, known
 from rca_llm.trace import TABLES, Clock, Finding, Timeline, Trace
 
 CLOCK_STEP_NS = 1_000_000
 """Anchors that disagree by more than this tell of a stepped clock."""
+
+
+DIGEST = "digest"
+"""Key in `Header.extra` of a digest of all records, where a timeline holds but some of them."""
 
 
 def align(trace: Trace) -> Trace:
@@ -73,20 +80,76 @@ def _middle(values: Sequence[int]) -> int:
     return sorted(values)[(len(values) - 1) // 2]
 
 
+class Correction(Protocol):
+    """How times of one clock become those of another."""
+
+    def correction(self, times: Ints) -> Ints:
+        """What to add to each time, ns."""
+        ...
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The same offset, ns, for all times."""
+
+    offset: int
+
+    def correction(self, times: Ints) -> Ints:
+        """What to add to each time, ns."""
+        return np.full(len(times), self.offset, np.int64)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """That another timeline was absorbed: where its records are, and what was done to it before."""
+
+    origin: Any
+    history: tuple[Any, ...]
+
+
 def shift(timeline: Timeline, offset: int) -> None:
     """Add an offset, ns, to every known time of a timeline."""
-    warp(timeline, lambda times: times + offset)
+    warp(timeline, Shift(offset))
 
 
-def warp(timeline: Timeline, change: Callable[[Ints], Ints]) -> None:
-    """Change every known time of a timeline."""
+def warp(timeline: Timeline, correct: Correction) -> None:
+    """Correct every known time of a timeline."""
+    timeline.history.append(correct)
     for name, table in timeline.tables.items():
         moved = {
-            column: np.where(known(values), change(values), values)
+            column: np.where(known(values), values + correct.correction(values), values)
             for column, values in table.known.items()
             if TABLES[name][column] == "time"
         }
         timeline.tables[name] = table.with_columns(**moved)
+
+
+def edges(timeline: Timeline) -> tuple[int, int]:
+    """The first and the last time of a timeline, 0 where it has none."""
+    times = [
+        values[known(values)]
+        for name, table in timeline.tables.items()
+        for column, values in table.known.items()
+        if TABLES[name][column] == "time"
+    ]
+    times = [values for values in times if len(values)]
+    if not times:
+        return 0, 0
+    return min(int(v.min()) for v in times), max(int(v.max()) for v in times)
+
+
+def redo(history: Iterable[Any], timeline: Timeline, find: Callable[[Any], Timeline]) -> None:
+    """Do to a timeline what was done to another of the same recording.
+
+    `find` gives the timeline of the recording that an origin names.
+    """
+    for change in history:
+        if isinstance(change, Joined):
+            other = find(change.origin)
+            redo(change.history, other, find)
+            absorb(timeline, other)
+        else:
+            warp(timeline, change)
 
 
 def _join_side_files(timelines: list[Timeline]) -> list[Timeline]:
@@ -111,6 +174,7 @@ def _basename(path: str) -> str:
 
 def absorb(target: Timeline, other: Timeline) -> None:
     """Append the tables of a timeline to those of another on the same clock."""
+    target.history.append(Joined(other.origin, tuple(other.history)))
     codes = target.strings.codes(other.strings.texts)
     for name, table in other.tables.items():
         steps_before = len(target["steps"])
@@ -209,6 +273,9 @@ def _identity(timeline: Timeline) -> tuple[object, ...]:
 
 def _same_records(one: Timeline, other: Timeline) -> bool:
     """Whether two timelines with equally long tables are equal in every field."""
+    marks = one.header.extra.get(DIGEST), other.header.extra.get(DIGEST)
+    if None not in marks:
+        return marks[0] == marks[1]
     if one.strings.texts != other.strings.texts:
         return False
     return all(
@@ -222,11 +289,21 @@ def _same_records(one: Timeline, other: Timeline) -> bool:
 
 
 def _number_ranks(timelines: Sequence[Timeline]) -> None:
-    """Number the files of a job in the order given, where they do not say their rank."""
+    """Number the files of a job in the order given, where they do not say their rank.
+
+    Of files that hold several ranks each, those that count from 0 again are counted on.
+    """
     if len(timelines) < 2 or any(t.header.rank is not None for t in timelines):
         return
-    for number, timeline in enumerate(timelines):
-        timeline.header.rank = number
+    numbers = [[rank.number for rank in find_ranks(timeline)] for timeline in timelines]
+    if all(len(own) == 1 for own in numbers):
+        for number, timeline in enumerate(timelines):
+            timeline.header.rank = number
+    elif len({n for own in numbers for n in own}) < sum(map(len, numbers)):
+        first = 0
+        for own, timeline in zip(numbers, timelines, strict=True):
+            timeline.header.extra[FIRST_RANK] = first
+            first += max(own) + 1
 
 
 def _missing_ranks(timelines: Sequence[Timeline]) -> list[Finding]:

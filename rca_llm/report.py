@@ -17,6 +17,7 @@ from rca_llm.attribute.job import Job
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.requests import Life, Request
 from rca_llm.attribute.view import engine_view
+from rca_llm.hints.thresholds import Thresholds
 from rca_llm.quality import repair
 from rca_llm.summary import contribution as contributions
 from rca_llm.summary.contribution import SCHEMA, Contribution, Whole
@@ -77,8 +78,8 @@ class Report:
         return notebook.fragment(self.summary)
 
 
-def build(trace: Trace) -> Report:
-    """Align, attribute and explain a trace."""
+def build(trace: Trace, thresholds: Thresholds | None = None) -> Report:
+    """Align, attribute and explain a trace, with other limits of the rules if given."""
     trace = alignment.align(Trace([t.copy() for t in trace.timelines], trace.findings))
     for timeline in trace.timelines:
         repair(timeline)
@@ -89,7 +90,7 @@ def build(trace: Trace) -> Report:
         [_contribution(job, recording, bool(requests)) for recording in job.recordings],
         whole(trace, job, requests, lives),
     )
-    hints.explain(summary, job, lives)
+    hints.explain(summary, job, lives, thresholds)
     return Report(
         summary,
         trace,

@@ -61,6 +61,13 @@ class Strings:
             self.texts.append(text)
         return found
 
+    def put(self, code: int, text: str) -> None:
+        """Give a text the next code, whatever was given the same text before."""
+        if code != len(self.texts):
+            raise ValueError(code)
+        self.texts.append(text)
+        self._index.setdefault(text, code)
+
     def find(self, text: str) -> int:
         """The code of a text, `NO_TEXT` where it does not occur."""
         return self._index.get(text, NO_TEXT)

@@ -17,6 +17,7 @@ from rca_llm.table import Schema, Strings, Table, concat
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rca_llm.hints.thresholds import Thresholds
     from rca_llm.report import Report
 
 KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
@@ -238,6 +239,20 @@ REFERENCE = Clock()
 """The clock that all others are brought onto."""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """A recording that another process reads: the place of the timeline in what a path holds.
+
+    `kept` is a file that the timeline as it was read was put into, if any; `ranks` are the number
+    and the processes of every rank that it holds.
+    """
+
+    path: str
+    place: int
+    kept: str | None = None
+    ranks: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
 @dataclass
 class Timeline:
     """The tables of one input, on one clock."""
@@ -249,6 +264,10 @@ class Timeline:
     devices: list[Device] = field(default_factory=list[Device])
     findings: list[Finding] = field(default_factory=list[Finding])
     clock: Clock = REFERENCE
+    origin: Origin | None = None
+    """Where the rest is, of a timeline that holds only what decides about a whole job."""
+    history: list[Any] = field(default_factory=list[Any])
+    """What alignment did to it (`rca_llm.align.redo`), to be done to the recording too."""
 
     def __getitem__(self, name: str) -> Table:
         """A table by name, empty where the input has none."""
@@ -271,6 +290,7 @@ class Timeline:
             tables={**self.tables},
             devices=[*self.devices],
             findings=[*self.findings],
+            history=[*self.history],
         )
 
     def note(self, code: str, count: int, where: str = "", detail: str = "") -> None:
@@ -286,11 +306,14 @@ class Trace:
     timelines: list[Timeline]
     findings: list[Finding] = field(default_factory=list[Finding])
 
-    def attribute(self) -> Report:
-        """Where the time went and why; the trace itself stays as it is."""
+    def attribute(self, thresholds: Thresholds | None = None) -> Report:
+        """Where the time went and why, with limits of the rules other than the package's if given.
+
+        The trace itself stays as it is.
+        """
         from rca_llm.report import build
 
-        return build(self)
+        return build(self, thresholds)
 
     def save(self, folder: Path) -> None:
         """Write the trace into a new folder that `rca_llm.load` reads: Parquet tables by timeline.

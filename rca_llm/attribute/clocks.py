@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rca_llm.align import warp
+from rca_llm.align import edges, warp
 from rca_llm.attribute import device
 from rca_llm.attribute.clock_fit import Fit, fit
 from rca_llm.attribute.collective_parts import Part, parts_of
@@ -21,7 +21,7 @@ from rca_llm.attribute.collectives import Collective, match
 from rca_llm.attribute.matching import SYMMETRIC
 from rca_llm.attribute.ranks import find_ranks
 from rca_llm.table import UNKNOWN, Ints, known
-from rca_llm.trace import REFERENCE, TABLES, Clock, Finding, Timeline
+from rca_llm.trace import REFERENCE, Clock, Finding, Timeline
 
 SHORT_HALF = 32
 """From this many collectives on, only the shorter half is used: they end most alike."""
@@ -196,11 +196,11 @@ def _apply(own: list[Timeline], found: _Found, reference: list[Timeline]) -> lis
     correct = found.correct
     offset = 0
     for timeline in own:
-        begin, end = _edges(timeline)
+        begin, end = edges(timeline)
         first, last = correct.correction(np.array([begin, end])).tolist()
         offset = first if abs(first) > abs(offset) else offset
         offset = last if abs(last) > abs(offset) else offset
-        warp(timeline, lambda times: times + correct.correction(times))
+        warp(timeline, correct)
         timeline.header.utc = timeline.header.utc or reference[0].header.utc
         timeline.clock = replace(timeline.clock, offset_ns=first, uncertainty_ns=found.uncertainty)
     where = _where(own)
@@ -246,17 +246,3 @@ def _where(own: list[Timeline]) -> str:
     host = own[0].header.host
     names = [f"rank {ranks}" if ranks else own[0].input.path, f"host {host}" if host else ""]
     return ", ".join(filter(None, names))
-
-
-def _edges(timeline: Timeline) -> tuple[int, int]:
-    """The first and the last time of a timeline, 0 where it has none."""
-    times = [
-        values[known(values)]
-        for name, table in timeline.tables.items()
-        for column, values in table.known.items()
-        if TABLES[name][column] == "time"
-    ]
-    times = [values for values in times if len(values)]
-    if not times:
-        return 0, 0
-    return min(int(v.min()) for v in times), max(int(v.max()) for v in times)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from rca_llm import intervals
 from rca_llm.attribute.links import among
 from rca_llm.attribute.parts import CODE
 from rca_llm.attribute.ranks import Rank
-from rca_llm.table import UNKNOWN, Ints, Table, known, optional
+from rca_llm.table import UNKNOWN, Array, Ints, Table, known, optional
 from rca_llm.trace import COPY_KINDS, KERNEL, MEMCPY, REFERENCE, Clock, Timeline
 
 _OP_IN_NAME = re.compile(
@@ -31,7 +32,7 @@ _OPS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """One rank's part in a collective; `gpu_row` and `row` lead to the tables, -1 for none.
 
@@ -60,15 +61,58 @@ def parts_of(timeline: Timeline, gpu_parts: Ints, rank: Rank) -> list[Part]:
     """A rank's collectives by start; `gpu_parts` is the part of every `gpu` row."""
     table = timeline["collectives"]
     rows = np.flatnonzero(_belongs(table, rank, timeline))
-    kernel_of = _kernels(timeline, rank, table["correlation"][rows])
-    found = [
-        _recorded(timeline, table, int(row), rank, int(gpu))
-        for row, gpu in zip(rows, kernel_of, strict=True)
-    ]
-    told = set(kernel_of.tolist())
-    found += _from_kernels(timeline, gpu_parts, rank, told)
-    found = [part for part in found if part.start != UNKNOWN]
-    return _with_contention(timeline, rank, sorted(found, key=lambda part: part.start))
+    kernel_of = _kernels(timeline, rank, table["correlation"][rows], table["start"][rows])
+    bare = _undescribed(timeline, gpu_parts, rank, kernel_of)
+    gpu_rows = np.concatenate([kernel_of, bare])
+    rows = np.concatenate([rows, np.full(len(bare), -1, np.int64)])
+    start, end = _times(timeline, rows, gpu_rows)
+    order = np.argsort(start, kind="stable")
+    order = order[known(start[order])]
+    gpu_rows, rows = gpu_rows[order], rows[order]
+    start, end = start[order], np.maximum(end, start)[order]
+    columns = _said(timeline, gpu_rows, rows) | {
+        "rank": [rank.number] * len(rows),
+        "start": start.tolist(),
+        "end": end.tolist(),
+        "gpu_row": gpu_rows.tolist(),
+        "row": rows.tolist(),
+        "contended_ns": _contention(timeline, rank, start, end).tolist(),
+        "clock": [timeline.clock] * len(rows),
+    }
+    fields = [columns[name] for name in Part.__dataclass_fields__]
+    return [Part(*values) for values in zip(*fields, strict=True)]
+
+
+def _times(timeline: Timeline, rows: Ints, gpu_rows: Ints) -> tuple[Ints, Ints]:
+    """Start and end of every part: of its kernel where there is one, else as recorded."""
+    found: list[Ints] = []
+    for name in ("start", "end"):
+        recorded = np.append(timeline["collectives"][name], UNKNOWN)[rows]
+        on_device = np.append(timeline["gpu"][name], UNKNOWN)[gpu_rows]
+        found.append(np.where(gpu_rows >= 0, on_device, recorded))
+    return found[0], found[1]
+
+
+def _said(timeline: Timeline, gpu_rows: Ints, rows: Ints) -> dict[str, list[Any]]:
+    """What records, or else the names of kernels, say of some parts: values by field of `Part`."""
+    table, gpu, strings = timeline["collectives"], timeline["gpu"], timeline.strings
+    texts: list[str | None] = [*strings.texts, None]
+
+    def text(name: str) -> list[str | None]:
+        return [texts[code] for code in np.append(table[name], -1)[rows].tolist()]
+
+    def number(values: Array, places: Ints) -> list[int | None]:
+        return [optional(value) for value in np.append(values, UNKNOWN)[places].tolist()]
+
+    names = np.append(gpu["name"], -1)[gpu_rows]
+    named: list[int] = np.where(rows >= 0, np.append(table["op"], -1)[rows], names).tolist()
+    ops = {code: _op(texts[code]) for code in set(named)}
+    return {
+        "op": [ops[code] for code in named],
+        **{name: text(name) for name in ("comm", "dtype", "algo", "proto")},
+        **{name: number(table[name], rows) for name in ("seq", "bytes", "group_size")},
+        "stream": number(gpu["stream"], gpu_rows),
+    }
 
 
 def _belongs(table: Table, rank: Rank, timeline: Timeline) -> Ints:
@@ -78,8 +122,11 @@ def _belongs(table: Table, rank: Rank, timeline: Timeline) -> Ints:
     return np.asarray(np.where(stated, table["rank"] == rank.number, mine))
 
 
-def _kernels(timeline: Timeline, rank: Rank, wanted: Ints) -> Ints:
-    """The rank's `gpu` row with each wanted correlation id, -1 where there is none."""
+def _kernels(timeline: Timeline, rank: Rank, wanted: Ints, starts: Ints) -> Ints:
+    """The rank's `gpu` row with each wanted correlation id, -1 where there is none.
+
+    The kernels of a graph replay share an id: of several the one that began with the record.
+    """
     gpu = timeline["gpu"]
     mine = among(gpu["process"], [*rank.processes])
     kernels = np.flatnonzero((gpu["kind"] == KERNEL) & mine)
@@ -89,30 +136,22 @@ def _kernels(timeline: Timeline, rank: Rank, wanted: Ints) -> Ints:
         return np.full(len(wanted), -1, np.int64)
     place = np.minimum(np.searchsorted(ids[order], wanted), len(order) - 1)
     hit = known(wanted) & (ids[order][place] == wanted)
-    return np.where(hit, kernels[order[place]], -1)
+    first = np.where(hit, kernels[order[place]], -1)
+    same = _with_start(ids, gpu["start"][kernels], wanted, starts)
+    return np.where(hit & (same >= 0), kernels[same], first)
 
 
-def _recorded(timeline: Timeline, table: Table, row: int, rank: Rank, gpu_row: int) -> Part:
-    gpu = timeline["gpu"]
-    times = (gpu, gpu_row) if gpu_row >= 0 else (table, row)
-    start, end = int(times[0]["start"][times[1]]), int(times[0]["end"][times[1]])
-    return Part(
-        rank=rank.number,
-        comm=timeline.text(int(table["comm"][row])),
-        op=_op(timeline.text(int(table["op"][row]))),
-        seq=optional(table["seq"][row]),
-        start=start,
-        end=max(end, start),
-        bytes=optional(table["bytes"][row]),
-        dtype=timeline.text(int(table["dtype"][row])),
-        group_size=optional(table["group_size"][row]),
-        algo=timeline.text(int(table["algo"][row])),
-        proto=timeline.text(int(table["proto"][row])),
-        gpu_row=gpu_row,
-        row=row,
-        stream=optional(gpu["stream"][gpu_row]) if gpu_row >= 0 else None,
-        clock=timeline.clock,
-    )
+def _with_start(ids: Ints, starts: Ints, wanted_ids: Ints, wanted_starts: Ints) -> Ints:
+    """The place of each wanted pair of id and start, -1 where it does not occur."""
+    count = len(ids)
+    all_ids, all_starts = np.append(ids, wanted_ids), np.append(starts, wanted_starts)
+    order = np.lexsort([np.arange(len(all_ids)), all_starts, all_ids])
+    latest = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))
+    found = np.full(len(all_ids), -1, np.int64)
+    found[order] = np.where(latest >= 0, order[latest], -1)
+    near = found[count:]
+    same = (near >= 0) & (ids[near] == wanted_ids) & (starts[near] == wanted_starts)
+    return np.where(same, near, -1)
 
 
 def _op(name: str | None) -> str | None:
@@ -121,7 +160,8 @@ def _op(name: str | None) -> str | None:
     return _OPS[match.group().lower().replace("_", "")] if match else name
 
 
-def _from_kernels(timeline: Timeline, gpu_parts: Ints, rank: Rank, told: set[int]) -> list[Part]:
+def _undescribed(timeline: Timeline, gpu_parts: Ints, rank: Rank, told: Ints) -> Ints:
+    """The rows of communication kernels that no record speaks of."""
     gpu = timeline["gpu"]
     communication = [CODE["communication.collective"], CODE["communication.p2p"]]
     rows = np.flatnonzero(
@@ -130,35 +170,18 @@ def _from_kernels(timeline: Timeline, gpu_parts: Ints, rank: Rank, told: set[int
         & among(gpu["process"], [*rank.processes])
         & known(gpu["start"])
     )
-    names, start, end, stream = (gpu[name] for name in ("name", "start", "end", "stream"))
-    return [
-        Part(
-            rank.number,
-            None,
-            _op(timeline.strings[int(names[row])]),
-            None,
-            int(start[row]),
-            int(end[row]),
-            gpu_row=row,
-            stream=optional(stream[row]),
-            clock=timeline.clock,
-        )
-        for row in rows.tolist()
-        if row not in told
-    ]
+    return rows[np.isin(rows, told, invert=True)]
 
 
-def _with_contention(timeline: Timeline, rank: Rank, parts: list[Part]) -> list[Part]:
-    """How long peer copies ran on the rank's devices during each of its collectives."""
+def _contention(timeline: Timeline, rank: Rank, start: Ints, end: Ints) -> Ints:
+    """How long peer copies ran on the rank's devices during each of its collectives, ns."""
     gpu = timeline["gpu"]
     peer = np.flatnonzero(
         (gpu["kind"] == MEMCPY)
         & (gpu["copy"] == COPY_KINDS.index("P2P"))
         & among(gpu["process"], [*rank.processes])
+        & known(gpu["start"])
     )
-    start, end = intervals.union(gpu["start"][peer], gpu["end"][peer])
-    copies = intervals.Pieces(start, end, np.zeros(len(start), np.int64))
-    starts = np.array([part.start for part in parts], np.int64)
-    ends = np.array([part.end for part in parts], np.int64)
-    shared = intervals.sums_in(copies, starts, ends, 1)[:, 0].tolist()
-    return [replace(part, contended_ns=n) for part, n in zip(parts, shared, strict=True)]
+    begun, ended = intervals.union(gpu["start"][peer], gpu["end"][peer])
+    copies = intervals.Pieces(begun, ended, np.zeros(len(begun), np.int64))
+    return intervals.sums_in(copies, start, end, 1)[:, 0]

@@ -136,18 +136,25 @@ Arrivals = tuple[dict[int, int], dict[int, int]]
 
 def arrivals(collectives: Iterable[Collective]) -> dict[int, Arrivals]:
     """When the last rank came to each collective, for the parts of every rank."""
-    found: dict[int, Arrivals] = defaultdict(lambda: ({}, {}))
+    found: dict[int, list[tuple[Part, int]]] = defaultdict(list)
     for collective in collectives:
         arrived = collective.arrived
-        if arrived is None:
-            continue
-        for part in collective.parts:
-            by_gpu, by_row = found[part.rank]
-            if part.gpu_row >= 0:
-                by_gpu[part.gpu_row] = arrived
-            else:
-                by_row[part.row] = arrived
-    return found
+        if arrived is not None:
+            for part in collective.parts:
+                found[part.rank].append((part, arrived))
+    return {rank: by_rows(parts) for rank, parts in found.items()}
+
+
+def by_rows(parts: Iterable[tuple[Part, int]]) -> Arrivals:
+    """When the last rank came, of some parts of one rank, by what tells of them."""
+    by_gpu: dict[int, int] = {}
+    by_row: dict[int, int] = {}
+    for part, arrived in parts:
+        if part.gpu_row >= 0:
+            by_gpu[part.gpu_row] = arrived
+        else:
+            by_row[part.row] = arrived
+    return by_gpu, by_row
 
 
 def add_to(activity: Activity, parts: Sequence[Part], arrived_at: Arrivals) -> Activity:

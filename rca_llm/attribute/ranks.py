@@ -10,10 +10,13 @@ import numpy as np
 from rca_llm.attribute.codes import GRAPH_LAUNCH, LAUNCH, call_codes
 from rca_llm.attribute.links import among
 from rca_llm.table import UNKNOWN, Array, Ints, Table, known
-from rca_llm.trace import GRAPH, KERNEL, Timeline
+from rca_llm.trace import GRAPH, KERNEL, Origin, Timeline
 
 NOT_TRACED_LAUNCHES = 10
 """A process with this many launches and no kernel was not traced (gate G1)."""
+
+FIRST_RANK = "first_rank"
+"""Key in `Header.extra`: see `first_rank`."""
 
 _RANK_IN_NAME = re.compile(r"(?:TP|rank|Worker[-_]?)[-_]?(\d+)\b", re.IGNORECASE)
 
@@ -55,7 +58,10 @@ def find_ranks(timeline: Timeline) -> list[Rank]:
     """The ranks of a timeline, in ascending order.
 
     One rank holds everything, unless several processes have devices, launches or rank numbers.
+    Those of a timeline whose rest is elsewhere have no window.
     """
+    if timeline.origin is not None:
+        return _of_origin(timeline, timeline.origin)
     launches = _launches(timeline)
     own = _ranked_processes(timeline, launches)
     if timeline.header.rank is not None or len(own) < 2:
@@ -63,10 +69,26 @@ def find_ranks(timeline: Timeline) -> list[Rank]:
         if number is None:
             number = next(iter(own.values()), 0) if own else 0
         return [_rank(timeline, number, None, sum(launches.values()))]
+    first = first_rank(timeline)
     return [
-        _rank(timeline, number, process, launches.get(process, 0))
+        _rank(timeline, first + number, process, launches.get(process, 0))
         for process, number in sorted(own.items(), key=lambda item: item[1])
     ]
+
+
+def first_rank(timeline: Timeline) -> int:
+    """What to add to the rank numbers of a file that counts its own ranks from 0."""
+    return int(timeline.header.extra.get(FIRST_RANK, 0))
+
+
+def _of_origin(timeline: Timeline, origin: Origin) -> list[Rank]:
+    number = timeline.header.rank
+    if number is not None or len(origin.ranks) == 1:
+        own = origin.ranks[0][0] if number is None else number
+        processes = {process for _, found in origin.ranks for process in found}
+        return [Rank(own, (*sorted(processes | _seen(timeline)),), 0, 0, True, 0)]
+    first = first_rank(timeline)
+    return [Rank(first + own, found, 0, 0, True, 0) for own, found in origin.ranks]
 
 
 def _launches(timeline: Timeline) -> dict[int, int]:
@@ -123,12 +145,16 @@ def _rank(timeline: Timeline, number: int, process: int | None, launches: int) -
 
 def _processes(timeline: Timeline) -> tuple[int, ...]:
     """Every process that recorded anything."""
+    return tuple(sorted(_seen(timeline))) or (UNKNOWN,)
+
+
+def _seen(timeline: Timeline) -> set[int]:
     seen: set[int] = set()
     for name in ("gpu", "api", "ranges", "steps", "states", "collectives"):
         table = timeline[name]
         if "process" in table:
             seen.update(np.unique(table["process"]).tolist())
-    return tuple(sorted(seen - {UNKNOWN})) or (UNKNOWN,)
+    return seen - {UNKNOWN}
 
 
 def _window(timeline: Timeline, process: int | None) -> tuple[int, int]:

@@ -178,17 +178,24 @@ def _marks(timeline: Timeline) -> dict[int, list[tuple[int, str]]]:
     }
 
 
+def named_rows(timeline: Timeline) -> Ints:
+    """The rows of `ranges` that are the whole life of a request by their name."""
+    names = timeline["ranges"]["name"]
+    return np.flatnonzero(among(names, list(_named(timeline))))
+
+
+def _named(timeline: Timeline) -> dict[int, str]:
+    """The id of the request that each name (a text code) of such ranges tells."""
+    codes = np.unique(timeline["ranges"]["name"]).tolist()
+    found = {code: _NAMED_REQUEST.match(timeline.strings[code]) for code in codes}
+    return {code: match.group(1) for code, match in found.items() if match}
+
+
 def _from_ranges(timeline: Timeline) -> list[Request]:
-    ranges = timeline["ranges"]
-    named: dict[int, str] = {}
-    for code in np.unique(ranges["name"]).tolist():
-        found = _NAMED_REQUEST.match(timeline.strings[code])
-        if found:
-            named[code] = found.group(1)
-    rows = np.flatnonzero(among(ranges["name"], list(named))) if named else range(0)
+    ranges, named = timeline["ranges"], _named(timeline)
     lives: dict[str, Request] = {}
     uses: dict[str, int] = {}
-    for row in rows:
+    for row in named_rows(timeline).tolist():
         id, start = _unused(named[int(ranges["name"][row])], lives, uses), int(ranges["start"][row])
         lives[id] = Request(id, start, finished=optional(ranges["end"][row]))
     return sorted(lives.values(), key=lambda request: request.arrival or 0)

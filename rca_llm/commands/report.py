@@ -9,9 +9,9 @@ import click
 import msgspec
 
 from rca_llm import output
+from rca_llm.distributed.job import analyse
 from rca_llm.exporters import terminal
 from rca_llm.exporters.html import write as write_page
-from rca_llm.readers import load
 from rca_llm.report import Report
 
 STANDARD_OUTPUT = Path("-")
@@ -37,24 +37,35 @@ def write_summary(report: Report, target: Path) -> None:
     help="The summary as JSON; - is standard output, without the table.",
 )
 @click.option("--force", is_flag=True, help="Overwrite outputs that exist.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Analyse rank by rank on N processes; the default for more than eight inputs.",
+)
+@click.option(
+    "--scheduler", metavar="ADDRESS", help="Analyse rank by rank on the Dask cluster there."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print no table.")
 def command(
     inputs: tuple[str, ...],
     page: Path | None,
     summary: Path | None,
     force: bool,
+    jobs: int | None,
+    scheduler: str | None,
     quiet: bool,
 ) -> None:
     """Read traces (one job; several inputs are its ranks), attribute their time and explain it.
 
     An INPUT is a run directory, a Nsight Systems export, a PyTorch trace or a file of RCA events;
-    a directory or several paths are the ranks of one job.
+    a directory or several paths, or URLs that fsspec knows, are the ranks of one job.
     """
     piped = summary == STANDARD_OUTPUT
     for target in (page, None if piped else summary):
         if target is not None:
             output.check_target(target, force=force, inputs=inputs)
-    report = load(*inputs).attribute()
+    report = analyse(inputs, jobs, scheduler)
     if piped:
         sys.stdout.buffer.write(summary_json(report))
     elif summary is not None:

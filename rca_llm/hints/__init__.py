@@ -20,10 +20,10 @@ from rca_llm.hints import (
 )
 from rca_llm.hints.case import Case
 from rca_llm.hints.judge import judge
-from rca_llm.hints.model import RULES
+from rca_llm.hints.model import RULES, Rule
 from rca_llm.hints.thresholds import Thresholds, load
 
-__all__ = ["FAMILIES", "RULES", "explain"]
+__all__ = ["FAMILIES", "RULES", "explain", "put"]
 
 FAMILIES: tuple[ModuleType, ...] = (
     gates,
@@ -43,10 +43,16 @@ def explain(
     job: Job,
     lives: Sequence[Life],
     thresholds: Thresholds | None = None,
+    rules: Sequence[Rule] = RULES,
 ) -> None:
     """Put the hints into a summary, and the best of each class into its `class_stats`."""
     case = Case(summary, job, lives, load() if thresholds is None else thresholds)
-    summary["hints"] = judge(case)
+    put(summary, judge(case, rules))
+
+
+def put(summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Put rows of hints, the best first, into a summary."""
+    summary["hints"] = rows
     for name, row in summary["class_stats"].items():
         titles = [hint["title"] for hint in summary["hints"] if hint["class"] == name]
         row["hint"] = titles[0] if titles else None

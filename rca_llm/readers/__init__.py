@@ -22,7 +22,8 @@ from rca_llm.trace import Finding, Trace, merge
 READERS = ("run", "nsys", "cupti", "kineto", "events")
 """The modules of this package that read a format, in the order in which they are asked."""
 
-_EXPECTED = "expected a run directory, Nsight Systems, Kineto (Chrome JSON) or RCA events"
+EXPECTED = "expected a run directory, Nsight Systems, Kineto (Chrome JSON) or RCA events"
+"""What an input that no reader knows is told."""
 
 
 class Reader(Protocol):
@@ -68,7 +69,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
         return reader.read(found)
     if found.directory:
         return _read_entries(found)
-    raise UnreadableInput(f"{found.path}: byte 0: {_EXPECTED}; found {described(found.head)}")
+    raise UnreadableInput(f"{found.path}: byte 0: {EXPECTED}; found {described(found.head)}")
 
 
 def reader_of(found: Source) -> Reader | None:
@@ -100,7 +101,7 @@ def _read_entries(directory: Source) -> Trace:
     if not traces:
         what = refused[0].detail if refused else "none"
         raise UnreadableInput(
-            f"{directory.path}: byte 0: {_EXPECTED} in this directory; found {what}"
+            f"{directory.path}: byte 0: {EXPECTED} in this directory; found {what}"
         )
     trace = merge(traces)
     trace.findings += refused

@@ -36,6 +36,9 @@ HELPED_BYTES = {True: 3 << 20, False: 32 << 20}
 
 MOST_HELPERS = 3
 
+_alone: list[bool] = []
+"""Holds something in a process that reads without helpers."""
+
 _HELPER = "rca_llm.readers.kineto_helper"
 
 _TICKETS = 1 << 13
@@ -63,6 +66,11 @@ class Content:
     truncated: bool
     length: int
     """Bytes of text before the place where reading ended."""
+
+
+def alone() -> None:
+    """Read without helpers in this process, since others like it keep the cores busy."""
+    _alone[:] = [True]
 
 
 def read_pieces(source: Source) -> Content:
@@ -224,7 +232,7 @@ def _ticket_pipe() -> tuple[int, int]:
 
 def _helper_count(source: Source) -> int:
     """How many helpers are worth their start; none where this interpreter cannot be started."""
-    if is_url(source.path) or "python" not in Path(sys.executable or "").name.lower():
+    if _alone or is_url(source.path) or "python" not in Path(sys.executable or "").name.lower():
         return 0
     with suppress(OSError, AttributeError):
         with Path(source.path).open("rb") as file:
