@@ -6,6 +6,7 @@ scheduler leaves it on the SchedulerOutput that is sent there.
 
 from __future__ import annotations
 
+from ..recorder import FAULTS
 from ..span import span
 from .patch import package_version, spanned
 from .vllm_scheduler import STEP
@@ -24,8 +25,22 @@ def version(module: Any) -> str:
 def _execute(execute: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         step = getattr(scheduler_output, STEP, None)
+        try:
+            setattr(self, STEP, step)
+        except FAULTS:
+            pass
         with span("vllm execute_model", "compute", step=step):
             return execute(self, scheduler_output, *args, **kwargs)
+
+    return call
+
+
+def _sample(sample: Callable[..., Any]) -> Callable[..., Any]:
+    """Samples what this worker executed last: the two alternate, or vLLM refuses."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with span("vllm sample_tokens", "compute", step=getattr(self, STEP, None)):
+            return sample(self, *args, **kwargs)
 
     return call
 
@@ -39,7 +54,7 @@ TARGETS = {
     },
     "vllm.v1.worker.gpu_worker": {
         "Worker.execute_model": _execute,
-        "Worker.sample_tokens": spanned("vllm sample_tokens", "compute"),
+        "Worker.sample_tokens": _sample,
         "Worker.load_model": spanned("vllm load_model", "load"),
         "Worker.compile_or_warm_up_model": spanned("vllm warm up", "jit"),
     },

@@ -8,9 +8,9 @@ one: the first is recorded as the alias of the second.
 from __future__ import annotations
 
 from _contextvars import ContextVar
-from time import perf_counter_ns, time_ns
+from time import perf_counter_ns
 
-from ..recorder import FAULTS
+from ..recorder import FAULTS, anchor
 from . import emit
 
 TYPE_CHECKING = False
@@ -109,13 +109,19 @@ def _added(request: Any) -> None:
     external = getattr(request, "external_req_id", None)
     if external and external != name:
         emit.alias(name, external, now)
-    emit.event("arrival", name, now - max(time_ns() - int(request.arrival_time * 1e9), 0))
+    emit.event("arrival", name, _monotonic(request.arrival_time))
     prompt = request.prompt_token_ids
     if prompt is not None:
         emit.event("prompt_tokens", name, now, len(prompt))
     found = _by_arrival.get(request.arrival_time)
     if found is not None:
         emit.span("vllm tokenize", "tokenize", found[0], found[1], name, overlaps=True)
+
+
+def _monotonic(wall: float) -> int:
+    """A time of the past, in seconds since 1970, on our clock."""
+    monotonic, utc, _ = anchor()
+    return monotonic - max(utc - int(wall * 1e9), 0)
 
 
 # ------------------------------------------------------------------ tokens out

