@@ -55,11 +55,14 @@ class Served:
     run: Path
     spans: Path
     python: str
+    environment: Mapping[str, str]
 
     def stamps(self) -> dict[str, dict[str, Any]]:
         """What vLLM says of its requests, by id; once the server has ended."""
         command = [self.python, str(HERE / "stamps.py"), str(self.spans)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        told = subprocess.run(
+            command, capture_output=True, text=True, check=True, env={**self.environment}
+        ).stdout
         return {row["gen_ai.request.id"]: row for row in json.loads(told)}
 
 
@@ -78,7 +81,7 @@ def serve(setup: Setup, folder: Path) -> Iterator[Served]:
         )
         try:
             _wait(process, port, folder / "log")
-            yield Served(port, run, spans, setup.python)
+            yield Served(port, run, spans, setup.python, env)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=180)
