@@ -57,6 +57,9 @@ ERRNO_OFFSET = 120
 WRITER_PYTHON, WRITER_NATIVE, WRITER_LAUNCHER, WRITER_PRELOAD = 1, 2, 3, 4
 CLOCK_MONOTONIC = 1
 
+# Behind those fields: u64, the length of the file once it was cut behind its last record, else 0.
+LENGTH_OFFSET = 352
+
 # Cell: a i64, b i64, c u32, d u32, e u32, tag u32.
 CELL = struct.Struct("<qqIIII")
 CELL_FLOAT = struct.Struct("<qdIIII")  # b as float64: SAMPLE, and NUMBER with FLAG_FLOAT

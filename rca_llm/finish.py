@@ -47,7 +47,7 @@ def finish(run: Run, seen: Mapping[int, int]) -> None:
     for path in run.segment_files():
         pid, start = _writer(path)
         if pid == os.getpid() or seen.get(pid) == start:
-            _trim(path)
+            trim(path)
 
 
 @contextmanager
@@ -89,16 +89,20 @@ def _is_alive(pid: int, start: int) -> bool:
         return False
 
 
-def _trim(path: Path) -> None:
+def trim(path: Path) -> None:
     """Cut a segment behind its last record.
 
     Only once its writer was seen to be gone: cutting a file that is mapped kills who writes to it.
     (A process of another pid namespace is alive under a number that means nothing here.)
     """
-    with path.open("rb") as file:
+    with path.open("r+b") as file:
         data = file.read()
-    cells = -(-len(data.rstrip(b"\0")) // layout.CELL_BYTES)
-    os.truncate(path, cells * layout.CELL_BYTES)
+        length = -(-len(data.rstrip(b"\0")) // layout.CELL_BYTES) * layout.CELL_BYTES
+        if length < layout.HEADER_BYTES or not data.startswith(layout.MAGIC):
+            return  # never written to
+        file.seek(layout.LENGTH_OFFSET)
+        file.write(length.to_bytes(8, "little"))
+        file.truncate(length)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rca_llm import readers
+from rca_llm.finish import trim
 from rca_llm.probes import format as layout
 from rca_llm.probes.recorder import Recorder, new_segment, put
 from rca_llm.readers.segments import CELL, Segment, parse
@@ -150,3 +152,48 @@ def test_what_is_recorded_is_what_is_read(
     texts = [record for record in records if isinstance(record, str)]
     clipped = [text.encode("utf-8", "replace").decode("utf-8", "replace") for text in texts]
     assert [segment.names[number] for number in sorted(segment.names)] == clipped
+
+
+def _recorded(folder: Path, marks: int) -> Path:
+    """A segment as a process leaves it behind, with so many marks."""
+    (folder / layout.SEGMENTS_NAME).mkdir(parents=True)
+    recorder = Recorder(*new_segment(str(folder)))
+    for time in range(1, marks + 1):
+        room = recorder.reserve_always(1)
+        assert room is not None
+        put(*room, layout.MARK, time)
+    [path] = (folder / layout.SEGMENTS_NAME).iterdir()
+    return path
+
+
+@pytest.mark.parametrize("kept", [0.2, 0.5, 0.97])
+def test_a_file_that_lost_its_end_is_told_apart_from_a_torn_record(
+    tmp_path: Path, kept: float
+) -> None:
+    data = _recorded(tmp_path / "run", 5000).read_bytes()
+    whole, cut = parse("x", data), parse("x", data[: int(len(data) * kept) // 32 * 32])
+    assert whole is not None
+    assert cut is not None
+    assert whole.cut is None
+    assert cut.cut is not None
+    assert 0 < len(cut.of(layout.MARK)) <= len(whole.of(layout.MARK)) == 5000
+
+
+def test_a_finished_file_says_how_long_it_was(tmp_path: Path) -> None:
+    path = _recorded(tmp_path / "run", 5000)
+    trim(path)
+    data = path.read_bytes()
+    assert len(data) == layout.HEADER_BYTES + 5000 * layout.CELL_BYTES
+    whole, cut = parse("x", data), parse("x", data[:-32])
+    assert whole is not None
+    assert cut is not None
+    assert whole.cut is None
+    assert cut.cut == f"byte {len(data) - 32}: expected {len(data)} bytes"
+
+
+def test_the_quality_of_a_run_names_a_file_that_lost_its_end(tmp_path: Path) -> None:
+    path = _recorded(tmp_path / "run", 5000)
+    path.write_bytes(path.read_bytes()[:70_000])
+    (finding,) = readers.read(tmp_path / "run").timelines[0].findings
+    assert (finding.code, finding.where) == ("truncated", path.name)
+    assert "byte 70000" in finding.detail

@@ -43,6 +43,8 @@ class Segment:
     buffers: list[Payload] = field(default_factory=list[Payload])
     damaged: int = 0
     """Cells that no recorder writes, and payloads that run past the end of the file."""
+    cut: str | None = None
+    """Where the file ends too early and what was expected, None where it is not known to."""
 
     @property
     def pid(self) -> int:
@@ -87,9 +89,23 @@ def parse(name: str, data: bytes | bytearray | memoryview) -> Segment | None:
     body = view[header["header_bytes"] :]
     cells = np.frombuffer(body, CELL, len(body) // layout.CELL_BYTES)
     segment = _classified(name, header, cells)
+    segment.cut = _cut(view)
     _read_payloads(segment, body)
     _apply_ends(segment)
     return segment
+
+
+def _cut(view: memoryview) -> str | None:
+    """Whether the file has lost its end: a torn last record is normal, a wrong length is not.
+
+    Recorders allocate whole blocks, and a recording that was finished says its length.
+    """
+    length = int.from_bytes(view[layout.LENGTH_OFFSET : layout.LENGTH_OFFSET + 8], "little")
+    if len(view) < length:
+        return f"byte {len(view)}: expected {length} bytes"
+    if not length and len(view) % layout.FIRST_BLOCK_BYTES:
+        return f"byte {len(view)}: expected whole blocks of {layout.FIRST_BLOCK_BYTES} bytes"
+    return None
 
 
 def _classified(name: str, header: dict[str, Any], cells: Array) -> Segment:
