@@ -18,7 +18,7 @@ import numpy as np
 from rca_llm import __version__, saved
 from rca_llm.errors import RcaError, UnreadableInput
 from rca_llm.probes import format as layout
-from rca_llm.readers import cupti, run_aliases, run_calls, run_states
+from rca_llm.readers import cupti, nccl, run_aliases, run_calls, run_states
 from rca_llm.readers.files import Source, entries, is_url, source
 from rca_llm.readers.mending import mend
 from rca_llm.readers.run_requests import Requests
@@ -50,11 +50,22 @@ def matches(found: Source) -> bool:
     return found.directory and bool({layout.SEGMENTS_NAME, TABLES} & set(_names(found)))
 
 
+_BESIDE = frozenset(("samples", "processes", "threads"))
+"""Tables that tell of no event of the program: a run with these alone is empty."""
+
+
 def read(found: Source) -> Trace:
     """What the processes of a run recorded; `UnreadableInput` where no segment has an event."""
     if layout.SEGMENTS_NAME not in _names(found):
         return Trace([_tables_alone(found)])
-    return Trace([_saved(found) or read_segments(found)])
+    timeline = _saved(found) or read_segments(found)
+    if all(name in _BESIDE for name, table in timeline.tables.items() if len(table)):
+        raise UnreadableInput(
+            f"{found.path}/{layout.SEGMENTS_NAME}: expected records of a process, found only the"
+            " launcher's samples; is it Python 3.7 or later, without -I, -E, -S or a wiped"
+            " environment?"
+        )
+    return Trace([timeline])
 
 
 def _names(found: Source) -> list[str]:
@@ -126,6 +137,7 @@ def _segments(timeline: Timeline, folder: str) -> Iterable[Segment]:
             timeline.note("truncated", 1, _base(path), "byte 0: expected a segment header")
             continue
         timeline.note("truncated", segment.damaged, segment.name, "cells that hold no record")
+        timeline.note("truncated", segment.cut is not None, segment.name, segment.cut or "")
         yield segment
 
 
@@ -383,18 +395,24 @@ class _Reading:
     def _gpu(self) -> None:
         """The rows of the native collector, process by process."""
         for pid in dict.fromkeys(segment.pid for segment in self.segments):
-            rows = cupti.Rows()
+            rows, tasks = cupti.Rows(), nccl.Rows()
             facts: list[tuple[str, int, str | None]] = []
             for segment in (own for own in self.segments if own.pid == pid):
                 facts.extend(_facts(segment, "gpu."))
+                nccl.add_facts(self.timeline, _facts(segment, "nccl."))
+                tasks.calls += nccl.calls_of(segment, _threads(segment, segment.of(layout.SPAN)))
                 if segment.buffers:
                     codes = cupti.codes_of(self.timeline, segment.names)
                     for buffer in segment.buffers:
-                        rows.add(int(buffer.cell["c"]), int(buffer.cell["d"]), buffer.data, codes)
+                        kind, size = int(buffer.cell["c"]), int(buffer.cell["d"])
+                        rows.add(kind, size, buffer.data, codes)
+                        tasks.add(kind, size, buffer.data, codes)
             if rows.parts:
                 cupti.add_rows(self.timeline, rows, pid)
             if facts:
                 cupti.add_facts(self.timeline, facts, pid)
+            if tasks.tasks or tasks.calls:
+                nccl.add_rows(self.timeline, tasks, pid)
 
     def _close_steps(self) -> None:
         """Let steps that a killed process left open end with its last record."""
@@ -482,6 +500,7 @@ def _describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, A
         rank=_single(segments, "rank"),
         world_size=_single(segments, "world_size"),
         engine=next((text for _, _, text in _told(segments, "engine")), None),
+        nccl=header.nccl,
         graph_level=header.graph_level,
         extra={
             **header.extra,
