@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rca_llm.exporters import units
@@ -25,7 +25,7 @@ ABOUT: Mapping[str, str] = {
 }
 """What every hint's evidence may hold."""
 
-_UNITS = (
+_UNITS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("bytes_s", "in bytes a second", units.rate),
     ("bytes_per_hour", "in bytes an hour", units.size),
     ("bytes", "in bytes (powers of ten)", units.size),

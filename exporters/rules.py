@@ -10,14 +10,14 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from markupsafe import Markup, escape
 
-from rca_llm.hints import RULES
+from rca_llm.hints import RULES, thresholds
 from rca_llm.hints.advice import table
 from rca_llm.hints.model import Rule
-from rca_llm.hints.thresholds import documented
 
 _CODE = re.compile(r"`([^`]+)`")
 _PART = re.compile(r"\b(Symptom|Source|Effect|Disproof):\s+")
@@ -43,6 +43,12 @@ class Page:
         return anchor(self.id)
 
 
+@cache
+def limits() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """The thresholds of all rules, read once: value, source and meaning."""
+    return thresholds.documented()
+
+
 def anchor(id: str) -> str:
     """The id of a rule's element on the page."""
     return f"rule-{id}"
@@ -60,7 +66,7 @@ def known() -> frozenset[str]:
 
 def meanings(id: str) -> Mapping[str, str]:
     """What a rule's thresholds mean, by name."""
-    return {name: str(row["meaning"]) for name, row in documented().get(id, {}).items()}
+    return {name: str(row["meaning"]) for name, row in limits().get(id, {}).items()}
 
 
 def _page(rule: Rule) -> Page:
@@ -75,7 +81,7 @@ def _page(rule: Rule) -> Page:
         _with_code(about.strip()),
         [(head, _with_code(text.strip())) for head, text in headed],
         _with_code(f"{rule.disproof}."),
-        [_threshold(name, row) for name, row in documented().get(rule.id, {}).items()],
+        [_threshold(name, row) for name, row in limits().get(rule.id, {}).items()],
         [("try" if engine == "any" else engine, text) for engine, text in advice.items()],
     )
 

@@ -21,6 +21,8 @@ def check_target(target: Path, *, force: bool, inputs: Iterable[str] = ()) -> No
     What exists is replaced with `force` only, an input and a folder that no export wrote never.
     Devices and pipes are written to as they are.
     """
+    if target == Path("-"):
+        raise RcaError("-: this output is a file, not standard output; give its path")
     if target.is_dir() and not _is_export(target):
         raise RcaError(f"{target}: is a folder that no export wrote; will not replace it")
     if _is_special(target):
@@ -60,20 +62,26 @@ def write(target: Path, produce: Callable[[Path], None], *, force: bool) -> None
 
 
 def _replace(target: Path, produce: Callable[[Path], None]) -> None:
-    with _beside(target) as draft:
-        produce(draft)
+    with _beside(target) as written:
+        produce(written)
         if target.is_dir():
             shutil.rmtree(target)
-        os.replace(draft, target)
+        os.replace(written, target)
 
 
 def _pass_on(target: Path, produce: Callable[[Path], None]) -> None:
     """Write into a device or a pipe, which cannot be put in place."""
-    with tempfile.TemporaryDirectory() as folder:
-        draft = Path(folder) / "output"
-        produce(draft)
-        with draft.open("rb") as written, target.open("wb") as file:
+    with draft() as path:
+        produce(path)
+        with path.open("rb") as written, target.open("wb") as file:
             shutil.copyfileobj(written, file)
+
+
+@contextlib.contextmanager
+def draft() -> Generator[Path]:
+    """A path in a folder for temporary files, gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / "output"
 
 
 @contextlib.contextmanager

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rca_llm import output
+from rca_llm.errors import RcaError
 from rca_llm.exporters import FORMATS, exporter
+
+if TYPE_CHECKING:
+    from rca_llm.exporters.base import Exporter
+    from rca_llm.report import Report
+
+STANDARD_OUTPUT = Path("-")
 
 
 @click.command("export", epilog="Formats: " + "; ".join(f"{n}: {w}" for n, w in FORMATS.items()))
@@ -18,15 +28,63 @@ from rca_llm.exporters import FORMATS, exporter
     "--output",
     "target",
     type=click.Path(path_type=Path),
-    required=True,
-    help="The file to write, or the folder where the format has several.",
+    help="The file to write, or the folder where the format has several; - is standard output.",
 )
 @click.option("--force", is_flag=True, help="Overwrite an output that exists.")
-def command(inputs: tuple[str, ...], format: str, target: Path, force: bool) -> None:
+@click.option(
+    "--serve",
+    metavar="ADDRESS",
+    help="Of prometheus: answer scrapes at HOST:PORT until interrupted, instead of a file.",
+)
+def command(
+    inputs: tuple[str, ...], format: str, target: Path | None, force: bool, serve: str | None
+) -> None:
     """Read traces as `report` does, and write them for another tool."""
     from rca_llm.readers import load
 
-    output.check_target(target, force=force, inputs=inputs)
+    _check(format, target, serve)
+    if target is not None and target != STANDARD_OUTPUT:
+        output.check_target(target, force=force, inputs=inputs)
     chosen = exporter(format)
     report = load(*inputs).attribute()
-    output.write(target, lambda draft: chosen.write(report, draft), force=force)
+    if serve is not None:
+        _serve(report, serve)
+    elif target == STANDARD_OUTPUT:
+        _print(chosen, report, format)
+    elif target is not None:
+        output.write(target, lambda draft: chosen.write(report, draft), force=force)
+
+
+def _check(format: str, target: Path | None, serve: str | None) -> None:
+    """Refuse what cannot be meant before anything is read."""
+    if (target is None) == (serve is None):
+        raise RcaError("export: give either -o PATH or, of prometheus, --serve ADDRESS")
+    if serve is not None:
+        from rca_llm.exporters.endpoint import address_of
+
+        address_of(serve)
+        if format != "prometheus":
+            raise RcaError(f"export: --serve is for prometheus; give -o PATH for {format}")
+
+
+def _print(chosen: Exporter, report: Report, format: str) -> None:
+    """Write the format to standard output; `RcaError` where it is a folder of files."""
+    with output.draft() as path:
+        chosen.write(report, path)
+        if path.is_dir():
+            raise RcaError(f"{format}: several files, which standard output cannot hold; -o PATH")
+        with path.open("rb") as written:
+            shutil.copyfileobj(written, sys.stdout.buffer)
+        sys.stdout.flush()
+
+
+def _serve(report: Report, address: str) -> None:
+    """Answer scrapes with the figures of a report, until interrupted."""
+    from rca_llm.exporters.endpoint import PATH, endpoint
+    from rca_llm.exporters.prometheus import text
+
+    page = text(report.summary)
+    with endpoint(address, lambda: page) as server:
+        host, port = server.server_address[:2]
+        click.echo(f"rca-llm: serving http://{host!s}:{port}{PATH} until interrupted", err=True)
+        server.serve_forever()
