@@ -11,6 +11,7 @@ from time import perf_counter_ns
 
 from . import format as layout
 from . import recorder
+from .looks import look
 from .plain import batch, text, whole
 from .recorder import FAULTS, WORDS_A_CELL, current, put
 from .span import OFF, request_id, suspendable, watch_requests
@@ -190,6 +191,7 @@ class step:
                 self._room = _begin_step(whole(self._id), batch(self._requests), _mode(self.mode))
             except FAULTS:
                 self._room = None
+            look()
         return self
 
     def __exit__(
@@ -201,6 +203,7 @@ class step:
         room, self._room = self._room, None
         if room is None:
             return
+        look()
         words, at = room
         try:
             count = words[at + 2] >> 32

@@ -12,6 +12,7 @@ import struct
 from time import perf_counter_ns
 
 from . import format as layout
+from .quotas import Quotas
 from .recorder import WORDS_A_CELL, Recorder, command_name, process_start, put
 
 TYPE_CHECKING = False
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # At most this many threads are followed closely; the others are looked at with every census.
 MAX_THREADS = 128
+# A thread that was blocked for so long since the last look is asked for its page faults.
+BLOCKED_NS = 500_000
 _DEVICE, _PROCESS = layout.SUBJECTS.index("device"), layout.SUBJECTS.index("process")
 _CGROUP, _HOST = layout.SUBJECTS.index("cgroup"), layout.SUBJECTS.index("host")
 
@@ -44,26 +47,34 @@ class Sink:
         """One value of a process."""
         self.sample(metric, value, _PROCESS, pid)
 
-    def sched(self, pid: int, tid: int, on_cpu: int, delay: int, slices: int) -> None:
-        """A thread's time on CPU and on the run queue so far."""
+    def sched(
+        self, pid: int, tid: int, now: int, counters: tuple[int, int, int], faults: int | None
+    ) -> None:
+        """A thread's time on CPU and on the run queue, its time slices and major faults so far."""
+        on_cpu, delay, slices = counters
         room = self.recorder.reserve_always(2)
         if room is not None:
             words, at = room
-            put(words, at + WORDS_A_CELL, layout.MORE, delay, slices)
-            flags = layout.FLAG_MORE
-            put(words, at, layout.SCHED, perf_counter_ns(), on_cpu, 0, pid, tid, flags)
+            pages, known = (0, 0) if faults is None else (faults & layout.ALL, layout.SCHED_FAULTS)
+            put(words, at + WORDS_A_CELL, layout.MORE, delay, slices, pages, known)
+            put(words, at, layout.SCHED, now, on_cpu, 0, pid, tid, layout.FLAG_MORE)
 
 
 class Thread:
-    """A thread of the run: its schedstat file, kept open, and what it said last."""
+    """A thread of the run: its schedstat file, kept open, and what it said last.
 
-    __slots__ = ("descriptor", "last", "name", "pid", "tid")
+    Its faults are asked for where it was blocked for a while, since only then they matter: that
+    file costs several times as much to read.
+    """
+
+    __slots__ = ("descriptor", "last", "name", "pid", "seen", "tid")
 
     def __init__(self, pid: int, tid: int) -> None:
         self.pid = pid
         self.tid = tid
         self.last = b""
         self.name = ""
+        self.seen = (perf_counter_ns(), 0)
         self.descriptor = os.open(f"/proc/{pid}/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
@@ -76,8 +87,13 @@ class Thread:
         if text == self.last or not text:
             return False
         self.last = text
-        on_cpu, delay, slices = (int(word) for word in text.split()[:3])
-        sink.sched(self.pid, self.tid, on_cpu, delay, slices)
+        words = text.split()
+        counters = int(words[0]), int(words[1]), int(words[2])
+        now, busy = perf_counter_ns(), counters[0] + counters[1]
+        blocked = (now - self.seen[0]) - (busy - self.seen[1])
+        self.seen = now, busy
+        faults = _thread_faults(self.pid, self.tid) if blocked >= BLOCKED_NS else None
+        sink.sched(self.pid, self.tid, now, counters, faults)
         return True
 
 
@@ -95,13 +111,19 @@ class System:
         self.starts: dict[int, int] = {}
         self._threads: dict[tuple[int, int], Thread] = {}
         self._busy: list[Thread] = []
-        self._cgroups = list(_throttle_files(root))
+        self._quotas = Quotas()
+        self._quotas.watch(root)
         self._thread_names: dict[tuple[int, int], str] = {}
 
     def tick(self) -> None:
         """Read the threads that ran since the last census."""
         for thread in list(self._busy):
             self._read(thread)
+        if self._quotas and self._quotas.grown():
+            self._throttled()
+
+    def _throttled(self) -> None:
+        self.sink.sample("cpu.throttled_ns", float(self._quotas.total_ns), _CGROUP)
 
     def _read(self, thread: Thread) -> bool:
         try:
@@ -120,6 +142,7 @@ class System:
         """Find new processes and threads, and choose the threads to follow closely."""
         for pid in self._processes():
             self._describe(pid)
+            self._quotas.watch(pid)
             for tid in _numbers(f"/proc/{pid}/task"):
                 self._add(pid, tid)
             self._memory(pid)
@@ -193,10 +216,8 @@ class System:
 
     def slow(self) -> None:
         """Read what belongs to the cgroup and the machine: throttling, pressure, retransmits."""
-        for path, key, factor in self._cgroups:
-            value = _table(path).get(key)
-            if value is not None:
-                self.sink.sample("cpu.throttled_ns", float(int(value) * factor), _CGROUP)
+        if self._quotas:
+            self._throttled()
         for resource in ("cpu", "memory", "io"):
             for kind, total in _pressure(resource):
                 self.sink.sample(f"pressure.{resource}_{kind}_ns", float(total * 1000))
@@ -250,37 +271,17 @@ def _children(pid: int) -> Iterator[int]:
             yield int(word)
 
 
-def _major_faults(pid: int) -> int | None:
+def _thread_faults(pid: int, tid: int) -> int | None:
+    return _major_faults(f"{pid}/task/{tid}")
+
+
+def _major_faults(of: object) -> int | None:
+    """Major page faults of a process or, as ``pid/task/tid``, of a thread."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"/proc/{of}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[9])
     except (OSError, IndexError, ValueError):
         return None
-
-
-def _throttle_files(pid: int) -> Iterator[tuple[str, str, int]]:
-    """The cpu.stat of the process's cgroup, version 1 and 2: path, key, ns a unit."""
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
-            lines = [line.strip().split(":", 2) for line in file]
-    except OSError:
-        return
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        if "cpu" in controllers.split(","):
-            mounts = [f"/sys/fs/cgroup/{name}" for name in (controllers, "cpu", "cpu,cpuacct")]
-            yield from _first(mounts, path, "throttled_time", 1)
-        elif not controllers:
-            yield from _first(["/sys/fs/cgroup"], path, "throttled_usec", 1000)
-
-
-def _first(mounts: list[str], path: str, key: str, factor: int) -> Iterator[tuple[str, str, int]]:
-    """The file of the cgroup itself, or of the container's root where the path is not mounted."""
-    for folder in (path.lstrip("/"), ""):
-        for mount in mounts:
-            file = os.path.join(mount, folder, "cpu.stat")
-            if key in _table(file):
-                yield file, key, factor
-                return
 
 
 def _pressure(resource: str) -> Iterator[tuple[str, int]]:

@@ -15,7 +15,7 @@ _MS = 1_000_000
 def _states(*looks: tuple[int, int, int]) -> tuple[Table, Strings]:
     strings = Strings()
     time, on_cpu, delay = np.array(looks, np.int64).T
-    return states({(1, 2): (time, on_cpu, delay)}, strings), strings
+    return states({(1, 2): (time, on_cpu, delay, np.full(len(time), -1))}, strings), strings
 
 
 def _rows(*looks: tuple[int, int, int]) -> list[tuple[str, int, int]]:

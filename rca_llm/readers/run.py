@@ -157,7 +157,7 @@ class _Reading:
         for segment in self.segments:
             self._read(segment)
         self._finish_requests()
-        self.timeline.add("states", run_states.states(self._looks(), self.strings))
+        self._watched_threads()
         self._gpu()
         self._close_steps()
         run_calls.take_callers(self.timeline)
@@ -356,18 +356,36 @@ class _Reading:
         more, whole = segment.followers(places, layout.MORE)
         places, more = places[whole], more[whole]
         keys = cells["d"][places].astype(np.int64) << 32 | cells["e"][places]
-        rows = np.stack([cells["a"][places], cells["b"][places], cells["a"][more]])
+        faults = np.where(
+            cells["d"][more] & layout.SCHED_FAULTS, cells["c"][more].astype(np.int64), -1
+        )
+        rows = np.stack([cells["a"][places], cells["b"][places], cells["a"][more], faults])
         order = np.argsort(keys, kind="stable")
         found, first = np.unique(keys[order], return_index=True)
         for key, own in zip(found.tolist(), np.split(order, first)[1:], strict=True):
             self.looks.setdefault((key >> 32, key & 0xFFFFFFFF), []).append(rows[:, own])
 
+    def _watched_threads(self) -> None:
+        """What threads did, from the looks at them and the calls that are known."""
+        looks = self._looks()
+        known = run_states.Known(run_calls.spans(self.timeline), self._throttled())
+        self.timeline.add("states", run_states.states(looks, self.strings, known))
+        self.timeline.add("ranges", run_states.faults(looks, self.strings, known))
+        self.timeline.header.extra["threads"] = run_states.totals(looks)
+
+    def _throttled(self) -> run_states.Spans:
+        samples = self.timeline["samples"]
+        rows = samples["metric"] == self.strings.code("cpu.throttled_ns")
+        order = np.argsort(samples["t"][rows], kind="stable")
+        total = samples["value"][rows][order].astype(np.int64)
+        return run_states.throttled_spans(samples["t"][rows][order], total)
+
     def _looks(self) -> dict[tuple[int, int], run_states.Looks]:
         looks: dict[tuple[int, int], run_states.Looks] = {}
         for key, parts in self.looks.items():
             rows = np.concatenate(parts, axis=1)
-            time, on_cpu, delay = rows[:, np.argsort(rows[0], kind="stable")]
-            looks[key] = (time, on_cpu, delay)
+            time, on_cpu, delay, faults = rows[:, np.argsort(rows[0], kind="stable")]
+            looks[key] = (time, on_cpu, delay, faults)
         return looks
 
     def _samples(self, segment: Segment, codes: Codes) -> None:

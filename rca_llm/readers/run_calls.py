@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rca_llm import intervals
 from rca_llm.probes import format as layout
 from rca_llm.readers.segments import Codes, Segment, coded
 from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Strings, Table
@@ -108,12 +109,23 @@ def _file_systems(strings: Strings, numbers: Array) -> Array:
     return found
 
 
+def spans(timeline: Timeline) -> dict[tuple[int, int], tuple[Ints, Ints]]:
+    """When each thread was in a recorded call, by process and thread: disjoint and ascending."""
+    ranges = timeline["ranges"]
+    rows = np.flatnonzero(ranges["domain"] == timeline.strings.code(DOMAIN))
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row in rows.tolist():
+        found[int(ranges["process"][row]), int(ranges["thread"][row])].append(row)
+    start, end = ranges["start"], ranges["end"]
+    return {key: intervals.union(start[own], end[own]) for key, own in found.items()}
+
+
 def short_calls(segments: list[Segment]) -> list[dict[str, Any]]:
     """What calls too short for a record of their own came to, by process, kind and path.
 
     Each has `process`, `kind`, `path` (None where not known), `calls`, `bytes` and `ns`; the
-    longest come first. A lower bound: what a process had not yet written when it was killed is missing, and of
-    threads that used one descriptor at once some calls may be.
+    longest come first. A lower bound: what a process had not yet written when it was killed is
+    missing, and of threads that used one descriptor at once some calls may be.
     """
     sums: dict[tuple[int, str, str | None], list[int]] = defaultdict(lambda: [0, 0, 0])
     for segment in segments:

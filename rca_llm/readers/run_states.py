@@ -3,57 +3,250 @@
 The kernel's schedstat says how long a thread has run and how long it was ready but waited for a
 processor, not when. Between two looks the order is therefore an estimate: first the wait, then the
 run, then neither. Where looks are at most `FINE_NS` apart an instant is wrong by no more than that;
-where they are further apart only a state that fills nearly all of the time between them is kept.
+where they are further apart states are kept only where together they fill nearly all of the time
+between them.
+
+System calls that the interposer timed are no estimate. They keep their time, and what was counted
+is laid into the time that they leave free: a thread that runs or waits inside of a call stays in
+it. Blocked time in which pages of files had to be read is told apart as page faults.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
 
+from rca_llm import intervals
+from rca_llm.intervals import Pieces
 from rca_llm.table import Ints, Mask, Strings, Table
-from rca_llm.trace import STATES
+from rca_llm.trace import RANGES, STATES
 
 FINE_NS = 25_000_000
 NEARLY_ALL = 0.9
 SHORTEST_NS = 100_000
 """Shorter states are left out: they explain nothing and would be most of the rows."""
+LONGEST_FAULT_NS = 20_000_000
+"""More than reading one page takes: blocked time beyond it has another reason."""
 
-Looks = tuple[Ints, Ints, Ints]
-"""Times of the looks at one thread, ns on CPU and ns on the run queue so far, by time."""
+FAULT_KIND, FAULT_NAME = "page_fault", "page faults"
+
+Looks = tuple[Ints, Ints, Ints, Ints]
+"""Times of the looks at one thread by time, ns on CPU and ns on the run queue so far, and major
+faults so far, -1 where the look did not say."""
+
+Spans = tuple[Ints, Ints]
+"""Starts and ends of disjoint, ascending intervals, ns."""
+
+NO_SPANS: Spans = (np.empty(0, np.int64), np.empty(0, np.int64))
+
+Key = tuple[int, int]
+"""A thread: its process and its own id."""
 
 
-def states(looks: dict[tuple[int, int], Looks], strings: Strings) -> Table:
+@dataclass(frozen=True)
+class Known:
+    """What is known of threads beside the looks at them.
+
+    `calls` are the system calls of each thread, `throttled` when the quota of the run's cgroups
+    kept threads from running.
+    """
+
+    calls: Mapping[Key, Spans] = field(default_factory=dict[Key, Spans])
+    throttled: Spans = NO_SPANS
+
+
+@dataclass(frozen=True)
+class _Between:
+    """The stretches between the looks at a thread, in its free time: ns of each kind."""
+
+    begin: Ints
+    span: Ints
+    waited: Ints
+    ran: Ints
+    faulted: Ints
+
+
+def states(looks: Mapping[Key, Looks], strings: Strings, known: Known | None = None) -> Table:
     """Rows of `states` for threads by (process, thread)."""
-    parts = [_thread(pid, tid, found, strings) for (pid, tid), found in looks.items()]
+    known = known or Known()
+    parts = [_thread(key, found, strings, known) for key, found in looks.items()]
     columns = (
         {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
     )
     return Table(STATES, columns)
 
 
-def _thread(pid: int, tid: int, looks: Looks, strings: Strings) -> dict[str, Ints]:
-    time, on_cpu, delay = looks
-    span = np.diff(time)
-    waited = np.clip(np.diff(delay), 0, span)
-    ran = np.clip(np.diff(on_cpu), 0, span - waited)
-    begin = time[:-1]
-    waits = _kept(span, waited)
-    runs = _kept(span, ran)
-    start = np.concatenate([begin[waits], (begin + waited)[runs]])
-    end = np.concatenate([(begin + waited)[waits], (begin + waited + ran)[runs]])
-    state = np.repeat(
-        [strings.code("runnable"), strings.code("running")], [waits.sum(), runs.sum()]
+def faults(looks: Mapping[Key, Looks], strings: Strings, known: Known) -> Table:
+    """Rows of `ranges` for the time in which threads waited for pages of files."""
+    parts: list[Table] = []
+    for key, found in looks.items():
+        free = _Free(known.calls.get(key, NO_SPANS))
+        between = _between(found, free)
+        rows = np.flatnonzero(between.faulted >= SHORTEST_NS)
+        start = (between.begin + between.waited + between.ran)[rows]
+        placed = free.placed(start, start + between.faulted[rows], np.zeros(len(rows), np.int64))
+        parts.append(_fault_rows(key, placed, strings))
+    columns = {name: np.concatenate([p[name] for p in parts]) for name in RANGES} if parts else {}
+    return Table(RANGES, columns)
+
+
+def _fault_rows(key: Key, placed: Pieces, strings: Strings) -> Table:
+    def all_of(value: int) -> Ints:
+        return np.full(len(placed), value, np.int64)
+
+    return Table(
+        RANGES,
+        {
+            "start": placed.start,
+            "end": placed.end,
+            "name": all_of(strings.code(FAULT_NAME)),
+            "kind": all_of(strings.code(FAULT_KIND)),
+            "domain": all_of(strings.code("osrt")),
+            "process": all_of(key[0]),
+            "thread": all_of(key[1]),
+        },
     )
+
+
+def totals(looks: Mapping[Key, Looks]) -> list[dict[str, Any]]:
+    """What each thread did in the time it was watched, in ns, the busiest first.
+
+    `blocked_ns` is the rest: neither on a CPU nor waiting for one. `major_faults` is None where no
+    look said.
+    """
+    rows: list[dict[str, Any]] = []
+    for (process, thread), (time, on_cpu, delay, pages) in looks.items():
+        span, ran = int(time[-1] - time[0]), max(int(on_cpu[-1] - on_cpu[0]), 0)
+        waited = max(int(delay[-1] - delay[0]), 0)
+        told = pages[pages >= 0]
+        rows.append(
+            {
+                "process": process,
+                "thread": thread,
+                "span_ns": span,
+                "on_cpu_ns": ran,
+                "run_queue_ns": waited,
+                "blocked_ns": max(span - ran - waited, 0),
+                "major_faults": int(told[-1] - told[0]) if len(told) else None,
+            }
+        )
+    return sorted(rows, key=lambda row: -row["on_cpu_ns"])
+
+
+class _Free:
+    """A thread's time outside of its system calls, which runs on while they last.
+
+    `spans` are disjoint and ascending.
+    """
+
+    def __init__(self, spans: Spans) -> None:
+        self.start, self.end = spans
+        self._before = np.concatenate([[0], np.cumsum(self.end - self.start)]).astype(np.int64)
+        self._at = self.start - self._before[:-1]
+
+    def of(self, time: Ints) -> Ints:
+        """The free time at instants."""
+        place = np.searchsorted(self.start, time, "right")
+        inside = np.where(place > 0, np.append(self.end, 0)[place - 1] - time, 0)
+        return time - self._before[place] + np.maximum(inside, 0)
+
+    def placed(self, start: Ints, end: Ints, label: Ints) -> Pieces:
+        """Stretches of free time as instants, cut where calls come in between."""
+        begin = start + self._before[np.searchsorted(self._at, start, "right")]
+        stop = end + self._before[np.searchsorted(self._at, end, "left")]
+        pieces = Pieces(begin, stop, label)
+        if not len(self.start) or not len(begin):
+            return pieces
+        pieces = intervals.cut(pieces, intervals.distinct(np.concatenate([self.start, self.end])))
+        calls = Pieces(self.start, self.end, np.zeros(len(self.start), np.int64))
+        return pieces.take(np.flatnonzero(intervals.at(calls, pieces.start) < 0))
+
+
+def _between(looks: Looks, free: _Free) -> _Between:
+    time, on_cpu, delay, pages = looks
+    on_cpu, delay = _up_to_date(time, on_cpu, delay)
+    begin = free.of(time)
+    span = np.diff(begin)
+    ran = np.clip(np.diff(on_cpu), 0, span)
+    waited = np.clip(np.diff(delay), 0, span - ran)
+    found = np.clip(_new_faults(pages), 0, None)
+    blocked = np.where(np.diff(time) <= FINE_NS, span - ran - waited, 0)
+    return _Between(begin[:-1], span, waited, ran, np.minimum(blocked, found * LONGEST_FAULT_NS))
+
+
+def _up_to_date(time: Ints, on_cpu: Ints, delay: Ints) -> tuple[Ints, Ints]:
+    """Both counters as they stood at each look.
+
+    The kernel adds time on the CPU at ticks, and a wait when it ends. What a later look brings that
+    does not fit into the time between was there before.
+    """
+    waits = _latest(delay - time) + time
+    runs = _latest(on_cpu + waits - time) + time - waits
+    return runs, waits
+
+
+def _latest(values: Ints) -> Ints:
+    """For each the greatest from there on."""
+    return np.asarray(np.maximum.accumulate(values[::-1])[::-1], np.int64)
+
+
+def _new_faults(pages: Ints) -> Ints:
+    """How many major faults came between two looks; those that did not say saw no new ones."""
+    said = np.flatnonzero(pages >= 0)
+    if not len(said):
+        return np.zeros(max(len(pages) - 1, 0), np.int64)
+    last = said[np.maximum(np.searchsorted(said, np.arange(len(pages)), "right") - 1, 0)]
+    return np.asarray(np.diff(pages[last]), np.int64)
+
+
+def _thread(key: Key, looks: Looks, strings: Strings, known: Known) -> dict[str, Ints]:
+    free = _Free(known.calls.get(key, NO_SPANS))
+    between = _between(looks, free)
+    apart, told = np.diff(looks[0]), between.waited + between.ran
+    waits, runs = _kept(apart, told, between.waited), _kept(apart, told, between.ran)
+    ready = between.begin + between.waited
+    start = np.concatenate([between.begin[waits], ready[runs]])
+    end = np.concatenate([ready[waits], (ready + between.ran)[runs]])
+    state = np.repeat([RUNNABLE, RUNNING], [waits.sum(), runs.sum()])
     order = np.argsort(start, kind="stable")
+    placed = _throttled(free.placed(start[order], end[order], state[order]), known.throttled)
+    codes = np.array([strings.code(name) for name in _NAMES])
     return {
-        "process": np.full(len(start), pid),
-        "thread": np.full(len(start), tid),
-        "start": start[order],
-        "end": end[order],
-        "state": state[order],
+        "process": np.full(len(placed), key[0]),
+        "thread": np.full(len(placed), key[1]),
+        "start": placed.start,
+        "end": placed.end,
+        "state": codes[placed.label],
     }
 
 
-def _kept(span: Ints, part: Ints) -> Mask:
-    fine = (span <= FINE_NS) | (part >= NEARLY_ALL * span)
+RUNNABLE, RUNNING, THROTTLED = range(3)
+_NAMES = ("runnable", "running", "throttled")
+
+
+def _throttled(pieces: Pieces, spans: Spans) -> Pieces:
+    """Waits for a CPU that fall into a throttling are due to it."""
+    if not len(spans[0]) or not len(pieces):
+        return pieces
+    pieces = intervals.cut(pieces, intervals.distinct(np.concatenate(spans)))
+    quota = Pieces(*spans, np.zeros(len(spans[0]), np.int64))
+    inside = (intervals.at(quota, pieces.start) >= 0) & (pieces.label == RUNNABLE)
+    return Pieces(pieces.start, pieces.end, np.where(inside, THROTTLED, pieces.label))
+
+
+def throttled_spans(time: Ints, total: Ints) -> Spans:
+    """When a quota kept threads from running, from readings of the time it has done so, ns.
+
+    The kernel adds a throttling when it ends, so the time before a reading is taken.
+    """
+    grown = np.diff(total)
+    rows = np.flatnonzero(grown > 0)
+    return intervals.union(time[1:][rows] - grown[rows], time[1:][rows])
+
+
+def _kept(apart: Ints, told: Ints, part: Ints) -> Mask:
+    fine = (apart <= FINE_NS) | (told >= NEARLY_ALL * apart)
     return np.asarray(fine & (part >= SHORTEST_NS))

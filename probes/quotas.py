@@ -1,0 +1,99 @@
+"""CPU quotas of the cgroups that processes belong to, and how long they kept them from running.
+
+Both versions of cgroups, and every group above, since a quota may be set on any. Runs in the
+launcher. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = "/sys/fs/cgroup"
+_MOUNTS_V1 = ("cpu,cpuacct", "cpuacct,cpu", "cpu")
+
+
+class Quotas:
+    """The groups with a quota of the processes that were shown to it."""
+
+    def __init__(self) -> None:
+        self.total_ns = 0
+        """How long the groups were throttled since they were first seen, in all."""
+        self._last: dict[tuple[str, str, int], int] = {}
+
+    def watch(self, pid: int) -> None:
+        """Look at the groups of a process."""
+        for found in throttle_files(pid):
+            if found not in self._last:
+                self._last[found] = _throttled_ns(found)
+
+    def grown(self) -> bool:
+        """Read every group again; whether `total_ns` has grown."""
+        before = self.total_ns
+        for found, last in self._last.items():
+            now = _throttled_ns(found)
+            self.total_ns += max(now - last, 0)
+            self._last[found] = max(now, last)
+        return self.total_ns > before
+
+    def __bool__(self) -> bool:
+        return bool(self._last)
+
+
+def _throttled_ns(found: tuple[str, str, int]) -> int:
+    path, key, factor = found
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                words = line.split()
+                if len(words) == 2 and words[0] == key.encode():
+                    return int(words[1]) * factor
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def throttle_files(pid: int) -> Iterator[tuple[str, str, int]]:
+    """The cpu.stat files of the groups with a quota that hold a process: path, key, ns a unit."""
+    try:
+        with open("/proc/%d/cgroup" % pid, "r", encoding="utf-8", errors="replace") as file:
+            lines = [line.strip().split(":", 2) for line in file]
+    except OSError:
+        return
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if "cpu" in controllers.split(","):
+            for mount in _MOUNTS_V1:
+                yield from _with_quota(os.path.join(ROOT, mount), path, "throttled_time", 1)
+        elif not controllers:
+            for mount in (ROOT, os.path.join(ROOT, "unified")):
+                yield from _with_quota(mount, path, "throttled_usec", 1000)
+
+
+def _with_quota(mount: str, path: str, key: str, factor: int) -> Iterator[tuple[str, str, int]]:
+    """The group and those above it that have a quota.
+
+    In a container the path may name a group outside of what is mounted: then only the root is left.
+    """
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    seen: set[str] = set()
+    for count in range(len(parts), -1, -1):
+        folder = os.path.join(mount, *parts[:count])
+        real = os.path.realpath(folder)
+        if real not in seen and _has_quota(folder):
+            seen.add(real)
+            yield os.path.join(real, "cpu.stat"), key, factor
+
+
+def _has_quota(folder: str) -> bool:
+    for name in ("cpu.cfs_quota_us", "cpu.max"):
+        try:
+            with open(os.path.join(folder, name), "r", encoding="ascii") as file:
+                first = file.read().split()[0]
+        except (OSError, IndexError):
+            continue
+        if first.isdigit():
+            return True
+    return False
