@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 NATIVE = ROOT / "probes" / "native"
 LARGEST_RECORDING = 3_000_000
-STAGES_OF_MANY = "build,tp,sizes,delays,contention,kineto,nsys,channels,shared"
+STAGES_OF_MANY = "build,tp,sizes,delays,contention,kineto,nsys,channels"
 STAGES_OF_ONE = "build,one,tp-one,shared"
 
 FORCED = {"delays": {"NCCL_PROTO": "LL"}, "contention": {"NCCL_ALGO": "Ring"}}
@@ -70,8 +70,6 @@ class Session:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 said, _ = process.communicate()
-        with (self.out / "nccl.log").open("a") as log:
-            log.write(f"+ {command}\n{said[-20_000:]}\n")
         seconds = round(time.monotonic() - begun, 1)
         return {"status": process.returncode, "wall_s": seconds, "said": said[-1500:], "all": said}
 
@@ -87,7 +85,9 @@ def _short(found: Any) -> Any:
     """A result without the long texts, for the terminal."""
     if not isinstance(found, dict):
         return found
-    shown = {key: value for key, value in found.items() if key not in ("said", "all", "facts")}
+    shown = {key: value for key, value in found.items() if key not in ("all", "facts")}
+    if "run" in shown:
+        shown["run"] = {**shown["run"], "said": shown["run"]["said"][-300:]}
     if "check" in shown:
         check = shown["check"]
         shown["check"] = {"failed": check.get("failed"), "made": len(check.get("checks", ()))}
@@ -305,7 +305,6 @@ def shared(session: Session) -> None:
     found: dict[str, Any] = {}
     for name, env in {
         "plain": {},
-        "NCCL_IGNORE_DUPLICATE_GPUS": {"NCCL_IGNORE_DUPLICATE_GPUS": "1"},
         "NCCL_MULTI_RANK_GPU_ENABLE": {"NCCL_MULTI_RANK_GPU_ENABLE": "1"},
     }.items():
         truth = session.folder("shared.truth")
