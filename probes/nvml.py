@@ -1,10 +1,11 @@
-"""GPU clocks, power, utilization, memory, throttling and PCIe traffic, through NVML.
+"""GPU clocks, power, utilization, memory, throttling, PCIe traffic and processes, through NVML.
 
 Runs in the launcher. Without a driver or the ``pynvml`` module there is nothing to read.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 
 TYPE_CHECKING = False
@@ -23,6 +24,7 @@ class Nvml:
         self._nvml.nvmlInit()
         count = self._nvml.nvmlDeviceGetCount()
         self.handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
+        self._seen = [0] * count  # microseconds of the newest process sample that was read
         self._readers = self._make_readers()
         self._traffic = self._make_traffic()
 
@@ -61,6 +63,42 @@ class Nvml:
     def sample_traffic(self, sink: Sink) -> None:
         """Write PCIe traffic, which NVML measures for 20 ms a call."""
         self._write(self._traffic, sink)
+
+    def sample_processes(self, sink: Sink) -> None:
+        """Write what each process has of all GPUs: memory, and multiprocessors it kept busy.
+
+        Both are sums over the GPUs, so a process that fills two has 2.0 of the multiprocessors.
+        What NVML does not say of a process is left out. Ids are those that the driver sees, which
+        in a container may not be the container's own.
+        """
+        memory: dict[int, int] = {}
+        busy: dict[int, float] = {}
+        for index, handle in enumerate(self.handles):
+            for process in self._asked(partial(self._processes, handle)):
+                if process.usedGpuMemory is not None:
+                    memory[process.pid] = memory.get(process.pid, 0) + process.usedGpuMemory
+            for sample in self._asked(partial(self._utilization, index)):
+                busy[sample.pid] = busy.get(sample.pid, 0.0) + sample.smUtil / 100.0
+        for metric, found in (("gpu.process_memory_bytes", memory), ("gpu.process_sm", busy)):
+            for pid, value in found.items():
+                sink.process(metric, pid, float(value))
+
+    def _processes(self, handle: Any) -> list[Any]:
+        return list(self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+
+    def _utilization(self, index: int) -> list[Any]:
+        """The newest figure of each process since the last call."""
+        found = self._nvml.nvmlDeviceGetProcessUtilization(self.handles[index], self._seen[index])
+        newest = {one.pid: one for one in sorted(found, key=lambda one: one.timeStamp)}
+        self._seen[index] = max([self._seen[index], *(one.timeStamp for one in newest.values())])
+        return list(newest.values())
+
+    def _asked(self, question: Callable[[], list[Any]]) -> list[Any]:
+        """The answer; nothing where the driver has none (no process, no permission, MIG)."""
+        try:
+            return question()
+        except self._nvml.NVMLError:
+            return []
 
     def _write(self, readers: dict[str, Callable[[Any], float]], sink: Sink) -> None:
         """Ask every GPU; what one does not support is not asked again."""

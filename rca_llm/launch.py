@@ -256,7 +256,11 @@ def _warn_about_gpu(env: Mapping[str, str], options: Options) -> None:
     if options.gpu == "off" or not os.path.exists("/proc/driver/nvidia/version"):
         return
     if native_library() is None:
-        say("no GPU records: the collector library is not built (a C compiler was missing)")
+        say(
+            "the collector library is not built (a C compiler was missing): GPU work is recorded"
+            " only where the program has PyTorch and cupti-python, which made an eager decode"
+            " step 26 times as long on an H200"
+        )
     elif "CUDA_INJECTION64_PATH" in env:
         say("no GPU records: CUDA_INJECTION64_PATH belongs to another tool")
     elif "NCCL_PROFILER_PLUGIN" in env:
