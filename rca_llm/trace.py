@@ -96,6 +96,7 @@ COLLECTIVES: Schema = {
     "algo": "text",
     "proto": "text",
     "correlation": "int",  # of the kernel that did it, where there is one in `gpu`
+    "waited_from": "time",  # since when a thread did nothing but wait for it; else since its start
 }
 REQUESTS: Schema = {
     "id": "text",

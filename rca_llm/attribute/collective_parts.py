@@ -36,7 +36,8 @@ _OPS = {
 class Part:
     """One rank's part in a collective; `gpu_row` and `row` lead to the tables, -1 for none.
 
-    `stream` is that of its kernel, `clock` the one that its times were taken on.
+    `stream` is that of its kernel, `clock` what its times were taken on. A thread that began
+    it (`start`) and went on waited for it from `waited_from`; None: all the time, or nobody knows.
     """
 
     rank: int
@@ -55,6 +56,7 @@ class Part:
     contended_ns: int | None = None
     stream: int | None = None
     clock: Clock = REFERENCE
+    waited_from: int | None = None
 
 
 def parts_of(timeline: Timeline, gpu_parts: Ints, rank: Rank) -> list[Part]:
@@ -110,9 +112,12 @@ def _said(timeline: Timeline, gpu_rows: Ints, rows: Ints) -> dict[str, list[Any]
     return {
         "op": [ops[code] for code in named],
         **{name: text(name) for name in ("comm", "dtype", "algo", "proto")},
-        **{name: number(table[name], rows) for name in ("seq", "bytes", "group_size")},
+        **{name: number(table[name], rows) for name in _NUMBERS},
         "stream": number(gpu["stream"], gpu_rows),
     }
+
+
+_NUMBERS = ("seq", "bytes", "group_size", "waited_from")
 
 
 def _belongs(table: Table, rank: Rank, timeline: Timeline) -> Ints:

@@ -162,7 +162,7 @@ def add_to(activity: Activity, parts: Sequence[Part], arrived_at: Arrivals) -> A
     by_gpu, by_row = arrived_at
     bare = [part for part in parts if part.gpu_row < 0]
     extra = device.bare(
-        np.array([part.start for part in bare], np.int64),
+        np.array([_blocking(part) for part in bare], np.int64),
         np.array([part.end for part in bare], np.int64),
         CODE["communication.collective"],
     )
@@ -173,6 +173,11 @@ def add_to(activity: Activity, parts: Sequence[Part], arrived_at: Arrivals) -> A
         gpu_row, row = int(joined.gpu_row[place]), int(joined.collective_row[place])
         arrived[place] = by_gpu.get(gpu_row, UNKNOWN) if gpu_row >= 0 else by_row.get(row, UNKNOWN)
     return replace(joined, arrived=arrived)
+
+
+def _blocking(part: Part) -> int:
+    """Since when a collective kept its thread from anything else."""
+    return part.start if part.waited_from is None else min(part.waited_from, part.end)
 
 
 def summary_row(collective: Collective) -> dict[str, object]:

@@ -303,11 +303,11 @@ def clock_skew(case: Case) -> Hint | None:
 
 
 def end_skew(case: Case) -> int:
-    """The median difference between ranks of the ends of one collective, ns."""
+    """The median difference between clocks of the ends of one collective, ns."""
     spread = [
         max(part.end for part in one.parts) - min(part.end for part in one.parts)
         for one in case.job.collectives
-        if one.complete
+        if one.complete and len({part.clock.number for part in one.parts}) > 1
     ]
     return int(np.median(spread)) if spread else 0
 

@@ -11,6 +11,9 @@ from rca_llm.trace import GPU, Timeline
 _SPANS = ("api", "ranges", "steps", "states", "collectives")
 """Tables of the host whose rows last from a start to an end."""
 
+_LASTING = ("ranges", "collectives")
+"""Those of which one that was never closed is told of: it lasted until the end."""
+
 _POINTS = ("marks", "tokens", "samples")
 _TIMED = ("gpu", "api", "ranges", "steps")
 
@@ -27,7 +30,8 @@ def mend(timeline: Timeline) -> None:
     for name in _POINTS:
         rows = timeline[name]
         timeline.tables[name] = _timed(timeline, name, rows, known(rows["t"]))
-    _close_ranges(timeline)
+    for name in _LASTING:
+        _close(timeline, name)
 
 
 def _drop_duplicates(timeline: Timeline) -> None:
@@ -48,7 +52,7 @@ def _mend_spans(timeline: Timeline, name: str) -> None:
     start, end = table["start"], table["end"]
     instants = known(end) & (end < start)
     timeline.note("negative_duration", int(instants.sum()), name, "taken as instants")
-    if name != "ranges":
+    if name not in _LASTING:
         timeline.note("no_timestamp", int((~known(end)).sum()), name, "no end; taken as instants")
         instants |= ~known(end)
     if np.any(instants):
@@ -72,19 +76,19 @@ def _renumber(timeline: Timeline, kept: Mask) -> None:
         timeline.tables["batch"] = batch.take(batch["step"] >= 0)
 
 
-def _close_ranges(timeline: Timeline) -> None:
-    """Let ranges that were never closed end with the last record of their process."""
-    ranges = timeline["ranges"]
-    rows = np.flatnonzero(~known(ranges["end"]))
+def _close(timeline: Timeline, name: str) -> None:
+    """Let what was never closed end with the last record of its process."""
+    table = timeline[name]
+    rows = np.flatnonzero(~known(table["end"]))
     if not len(rows):
         return
-    end = np.array(ranges["end"])
-    for process in np.unique(ranges["process"][rows]).tolist():
-        own = rows[ranges["process"][rows] == process]
-        end[own] = np.maximum(_last(timeline, process), ranges["start"][own])
-    timeline.tables["ranges"] = ranges.with_columns(end=end)
+    end = np.array(table["end"])
+    for process in np.unique(table["process"][rows]).tolist():
+        own = rows[table["process"][rows] == process]
+        end[own] = np.maximum(_last(timeline, process), table["start"][own])
+    timeline.tables[name] = table.with_columns(end=end)
     detail = "never closed; taken to end with the last record of their process"
-    timeline.note("repaired", len(rows), "ranges", detail)
+    timeline.note("repaired", len(rows), name, detail)
 
 
 def _last(timeline: Timeline, process: int) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from rca_llm import __version__, saved
 from rca_llm.errors import RcaError, UnreadableInput
 from rca_llm.probes import format as layout
-from rca_llm.readers import cupti, nccl, run_aliases, run_calls, run_states
+from rca_llm.readers import cupti, nccl, run_aliases, run_calls, run_collectives, run_states
 from rca_llm.readers.files import Source, entries, is_url, source
 from rca_llm.readers.mending import mend
 from rca_llm.readers.run_requests import Requests
@@ -188,6 +188,11 @@ class _Reading:
         if scopes.any():
             self._scopes(segment, places[scopes])
             places, kind = places[~scopes], kind[~scopes]
+        meetings = kind == self.strings.code(run_collectives.KIND)
+        if meetings.any():
+            found = run_collectives.table(segment, codes, places[meetings], self.strings)
+            self.timeline.add("collectives", found)
+            places, kind = places[~meetings], kind[~meetings]
         self.timeline.add("ranges", self._ranges(segment, codes, places, kind))
 
     def _ranges(self, segment: Segment, codes: Codes, places: Ints, kind: Codes) -> Table:
