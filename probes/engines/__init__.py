@@ -22,6 +22,7 @@ WATCHED = {
     "vllm.renderers.base": "vllm_frontend",
     "torch.autograd.profiler": "torch_profiler",
     "torch.cuda": "torch_cuda",
+    "torch.distributed.distributed_c10d": "torch_distributed",
 }
 
 
