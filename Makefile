@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 SOURCES = pyproject.toml setup.py $(wildcard probes/native/*.c probes/native/*.h)
-CHECKED = rca_llm probes exporters examples tests benchmarks setup.py
+CHECKED = rca_llm probes exporters examples tests benchmarks docs setup.py
 LOAD ?= --requests 24
 
 ENGINES ?= .venv-engines
@@ -31,6 +31,10 @@ $(VENV)/.installed: $(BIN)/python $(SOURCES)
 $(VENV)/.installed-dev: $(BIN)/python $(SOURCES)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: $(BIN)/python $(SOURCES)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 # --- What people run ---
 
@@ -67,11 +71,11 @@ build: $(VENV)/.installed-dev
 	rm -rf dist
 	$(BIN)/python -m build
 
-docs: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q tests/test_docs.py
+docs: $(VENV)/.installed-docs
+	$(BIN)/python docs/build.py build/docs
 
 bench: $(VENV)/.installed-dev
-	for script in startup analysis probes; do \
+	for script in startup analysis probes report; do \
 	    test ! -f benchmarks/$$script.py || $(BIN)/python benchmarks/$$script.py || exit 1; \
 	done
 

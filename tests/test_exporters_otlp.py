@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import itertools
 import json
+import threading
+import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,8 @@ service = pytest.importorskip(
     "opentelemetry.proto.collector.trace.v1.trace_service_pb2",
     reason="the official protos are not installed (pip install opentelemetry-proto)",
 )
+
+json_format = pytest.importorskip("google.protobuf.json_format")
 
 
 def with_bytes(value: Any, key: str = "") -> Any:
@@ -31,18 +37,11 @@ def with_bytes(value: Any, key: str = "") -> Any:
 
 def received(report: Report, tmp_path: Path) -> list[Any]:
     """The spans as a receiver of the official protos understands them."""
-    from google.protobuf import json_format
-
     target = tmp_path / "out.json"
     otlp.write(report, target)
     found = with_bytes(json.loads(target.read_text(encoding="utf-8")))
     message = json_format.ParseDict(found, service.ExportTraceServiceRequest())
-    return [
-        span
-        for resource in message.resource_spans
-        for scope in resource.scope_spans
-        for span in scope.spans
-    ]
+    return spans_of(message)
 
 
 def attribute(span: Any, key: str) -> Any:
@@ -103,3 +102,80 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     spans = received(trace(Shape(prefix='\ud800\u202e\x00"<')).attribute(), tmp_path)
     ids = [attribute(span, "gen_ai.response.id") or "" for span in spans]
     assert any(text.startswith('\ufffd⟨U+202E⟩⟨U+0000⟩"<') for text in ids)
+
+
+class Collector(BaseHTTPRequestHandler):
+    """The HTTP half of a receiver: OTLP/JSON in, the official message out."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        found = with_bytes(json.loads(body))
+        message = json_format.ParseDict(found, service.ExportTraceServiceRequest())
+        self.server.messages.append((self.path, self.headers["Content-Type"], message))
+        answer = json_format.MessageToJson(service.ExportTraceServiceResponse()).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def spans_of(message: Any) -> list[Any]:
+    return [
+        span
+        for resource in message.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+
+
+def test_a_receiver_takes_the_file_over_http_as_documented(tmp_path: Path) -> None:
+    report, target = trace().attribute(), tmp_path / "requests.json"
+    otlp.write(report, target)
+    server = HTTPServer(("127.0.0.1", 0), Collector)
+    server.messages = []  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.server_port}/v1/traces",
+        data=target.read_bytes(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.status == 200
+    server.shutdown()
+    server.server_close()
+    [(path, kind, message)] = server.messages  # type: ignore[attr-defined]
+    assert (path, kind) == ("/v1/traces", "application/json")
+    roots = [span for span in spans_of(message) if span.name == "text_completion"]
+    figures = {attribute(s, "gen_ai.response.id"): s.end_time_unix_nano for s in roots}
+    assert len(figures) == len(report.summary["requests"])
+    steps = [span for span in spans_of(message) if span.name == "engine step"]
+    assert len(steps) == report.summary["totals"]["steps"]
+
+
+def test_a_receiver_takes_the_spans_over_grpc(tmp_path: Path) -> None:
+    grpc = pytest.importorskip("grpc", reason="grpcio is not installed (pip install .[dev])")
+    stubs = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc")
+    taken: list[Any] = []
+
+    class Traces(stubs.TraceServiceServicer):  # type: ignore[misc, name-defined]
+        def Export(self, request: Any, context: Any) -> Any:
+            taken.append(request)
+            return service.ExportTraceServiceResponse()
+
+    target = tmp_path / "requests.json"
+    otlp.write(trace().attribute(), target)
+    found = with_bytes(json.loads(target.read_text(encoding="utf-8")))
+    message = json_format.ParseDict(found, service.ExportTraceServiceRequest())
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(1))
+    stubs.add_TraceServiceServicer_to_server(Traces(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stubs.TraceServiceStub(channel).Export(message, timeout=60)
+    server.stop(None)
+    assert [len(spans_of(request)) for request in taken] == [len(spans_of(message))]
+    assert len(spans_of(message)) > 10
