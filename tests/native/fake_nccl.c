@@ -4,10 +4,11 @@
  *   fake_nccl VERSION ACTION…
  *   coll:N (all-reduces of 1,024 bf16, each a plan)   group:N (as many in one plan)   p2p:PEERS
  *   captured:N   copies   channels:N (channels of the last task)   threads:T:N   late   fork:N
- *   odd (a null communicator name, unknown events, texts that are missing)
+ *   odd (every kind of event, with nothing in it)   kill
  */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,11 @@ static void check(int result)
         printf("error %d\n", result);
         exit(5);
     }
+}
+
+static uint64_t next_sequence(void)
+{
+    return __atomic_fetch_add(&sequence, 1, __ATOMIC_RELAXED);
 }
 
 /* NCCL's own version function, which the plugin asks for. */
@@ -109,7 +115,7 @@ static void *old_coll(void)
     if (version == 1) {
         first.coll.name = "tp";
         first.coll.comm = 77;
-        first.coll.seq = sequence++;
+        first.coll.seq = next_sequence();
         first.coll.func = 4;
         first.coll.count = 1024;
         first.coll.datatype = 9;
@@ -119,7 +125,7 @@ static void *old_coll(void)
     }
     of.coll.name = "tp";
     of.coll.comm = 77;
-    of.coll.seq = sequence++;
+    of.coll.seq = next_sequence();
     of.coll.func = "AllReduce";
     of.coll.count = 1024;
     of.coll.datatype = "ncclBfloat16";
@@ -134,7 +140,7 @@ static void *coll(void *parent)
     if (version <= 3)
         return old_coll();
     event(NCCL_COLL, &of, parent);
-    of.coll.seq = __atomic_fetch_add(&sequence, 1, __ATOMIC_RELAXED);
+    of.coll.seq = next_sequence();
     of.coll.func = "AllReduce";
     of.coll.count = 1024;
     of.coll.root = 0;
@@ -155,7 +161,7 @@ static void plan(long tasks, bool captured)
         all[i] = coll(parent);
     for (long i = 0; i < tasks && i < 64; i++)
         stop(all[i]);
-    last_task = all[0];
+    __atomic_store_n(&last_task, all[0], __ATOMIC_RELAXED);
     stop(of);
 }
 
@@ -207,7 +213,7 @@ static void copies(void)
 static void channels(long count)
 {
     NcclEvent of;
-    for (long i = 0; i < count && mask & NCCL_KERNEL_CHANNEL; i++) {
+    for (long i = 0; i < count && (mask & NCCL_KERNEL_CHANNEL); i++) {
         event(NCCL_KERNEL_CHANNEL, &of, last_task);
         of.kernel.channel = (uint8_t)i;
         of.kernel.timer = 1000 + (uint64_t)i;
@@ -294,6 +300,8 @@ static void play(const char *action)
         in_child(first);
     else if (!strcmp(word, "odd"))
         odd();
+    else if (!strcmp(word, "kill"))
+        raise(SIGKILL);
     else if (!strcmp(word, "late")) { /* an event after the end of its communicator */
         finish();
         channels(1);
@@ -324,6 +332,7 @@ int main(int count, char **words)
     version = count > 1 ? atoi(words[1]) : 5;
     begin(dlopen(getenv("NCCL_PROFILER_PLUGIN"), RTLD_NOW | RTLD_LOCAL));
     printf("mask %d\n", mask);
+    fflush(stdout);
     for (int i = 2; i < count; i++)
         play(words[i]);
     finish();
