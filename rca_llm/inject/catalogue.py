@@ -64,7 +64,20 @@ def _host(
     return Cause(name, family, title, hints, parts, unit, magnitudes)
 
 
+def _gpu(
+    name: str,
+    family: str,
+    title: str,
+    hints: tuple[str, ...],
+    parts: tuple[str, ...],
+    unit: str,
+    magnitudes: tuple[float, float, float],
+) -> Cause:
+    return Cause(name, f"gpu_{family}", title, hints, parts, unit, magnitudes, gpu=True)
+
+
 _NONE = (1.0, 1.0, 1.0)
+_COPY = ("io.h2d", "io.d2h")
 
 CAUSES: dict[str, Cause] = {
     cause.name: cause
@@ -117,6 +130,78 @@ CAUSES: dict[str, Cause] = {
         _host(
             *("straggler", "ranks", "one of two ranks that comes late", ("R05",)),
             *(("scheduling.host",), "ms a step", (3, 8, 20)),
+        ),
+        _gpu(
+            *("launch_bound", "launching", "many tiny kernels", ("R03",)),
+            *(("scheduling.launch", "scheduling.host"), "launches a step", (500, 1000, 2000)),
+        ),
+        _gpu(
+            *("sync_in_loop", "launching", "results that are read back in the loop", ("R15",)),
+            *((), "reads a step", (8, 16, 32)),
+        ),
+        _gpu(
+            *("alloc_churn", "launching", "device memory from the driver in steps", ("R38",)),
+            *(("scheduling.alloc",), "blocks a step", (1, 2, 4)),
+        ),
+        _gpu(
+            *("jit_in_request", "launching", "kernels compiled in a request", ("R12",)),
+            *(("scheduling.jit",), "kernels a request", (1, 2, 4)),
+        ),
+        _gpu(
+            *("pageable_copies", "copies", "copies from pageable memory", ("R18",)),
+            *(_COPY, "MB a step", (4, 16, 48)),
+        ),
+        _gpu(
+            *("small_copies", "copies", "many small copies", ("R19",)),
+            *((*_COPY, "scheduling.launch"), "copies a step", (100, 300, 900)),
+        ),
+        _gpu(
+            *("dtype_conversion", "copies", "weights cast while they are loaded", ("R17",)),
+            *((), "MB", (64, 128, 256)),
+        ),
+        _gpu(
+            *("pcie_bound", "copies", "large copies at the rate of the link", ("R32",)),
+            *(_COPY, "MB a step", (80, 160, 320)),
+        ),
+        _gpu(
+            *("kv_offload", "copies", "KV cache that comes back from the host", ("R21",)),
+            *(("communication.kv_transfer", *_COPY), "MB a request", (100, 200, 400)),
+        ),
+        _gpu(
+            *("block_32", "kernels", "blocks of 32 threads", ("R27",)),
+            *((), "MB a step", (256, 512, 1024)),
+        ),
+        _gpu(
+            *("one_wave_tail", "kernels", "a grid with a last wave of two blocks", ("R28",)),
+            *((), "thousand rounds", (30, 60, 120)),
+        ),
+        _gpu(
+            *("unfused_attention", "kernels", "attention without a fused kernel", ("R26",)),
+            *((), "tokens", (1024, 2048, 4096)),
+        ),
+        _gpu(
+            *("gemm_shape", "kernels", "matrix products of odd sizes", ("R25",)),
+            *((), "products a step", (8, 16, 32)),
+        ),
+        _gpu(
+            *("bank_conflicts", "kernels", "shared memory read by columns", ("R46",)),
+            *((), "thousand rounds", (1, 2, 4)),
+        ),
+        _gpu(
+            *("strided_access", "kernels", "memory read with a stride", ("R47",)),
+            *((), "MB a step", (256, 512, 1024)),
+        ),
+        _gpu(
+            *("two_processes", "sharing", "another process on the device", ("R29",)),
+            *((), "of the time", (0.3, 0.6, 0.9)),
+        ),
+        _gpu(
+            *("prefill_before_decode", "sharing", "another request's prefill first", ("R02",)),
+            *(("scheduling.prefill_interference",), "steps", (4, 8, 16)),
+        ),
+        _gpu(
+            *("memory_growth", "sharing", "device memory that is not given back", ("R34",)),
+            *((), "MB a request", (2, 8, 32)),
         ),
     )
 }

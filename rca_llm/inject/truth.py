@@ -142,12 +142,13 @@ class Truth:
 
 
 def _window(done: list[Served]) -> dict[str, int] | None:
-    """From the first arrival to the last finish on UTC."""
+    """From the first arrival to the last finish: UTC, and CLOCK_MONOTONIC, ns."""
     if not done:
         return None
     ahead = time.time_ns() - perf_counter_ns()
     first, last = min(one.arrival for one in done), max(one.finished for one in done)
-    return {"start_ns": first + ahead, "end_ns": last + ahead}
+    utc = {"start_ns": first + ahead, "end_ns": last + ahead}
+    return utc | {"monotonic_start_ns": first, "monotonic_end_ns": last}
 
 
 def off_cpu(work: Callable[[], object]) -> tuple[int, int, int]:

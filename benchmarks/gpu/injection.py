@@ -1,0 +1,223 @@
+"""Every cause on a GPU in three sizes and two seeds, against its truth; and what advice brings.
+
+    python benchmarks/gpu/injection.py --out results [--families launching,copies] [--seeds 2]
+
+One traced process a family runs all its causes one after another; afterwards each run's window is
+taken out of the trace and analysed by itself, by several processes. `gemm_shape` needs the shapes
+of matrix products and so is also recorded by torch.profiler. Every family stands alone, has a time
+limit, and its rows are written to `results/injection.json` at once.
+
+Work of its own: `--work FAMILY --truths FILE` is the process that is traced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from matrix import tables  # noqa: E402
+
+from rca_llm.inject.catalogue import CAUSES, Order, workload  # noqa: E402
+from rca_llm.inject.verdict import Row, figures, judged  # noqa: E402
+from rca_llm.inject.windows import between  # noqa: E402
+
+FAMILIES = ("launching", "copies", "kernels", "sharing")
+REMEDIES = {
+    "launch_bound": {"scheduling.launch": 0.0, "scheduling.host": 0.0},
+    "pageable_copies": None,
+    "small_copies": None,
+    "sync_in_loop": {"scheduling.sync": 0.0},
+    "unfused_attention": None,
+}
+"""What a remedy changes in the replay; None: it is measured only."""
+GROWTH = {"R34": {"span_ns": 1e9, "samples": 5}}
+"""Memory growth is judged over half an hour; a run of seconds needs a shorter observation."""
+
+
+def main() -> None:
+    """Run as asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=75, help="seconds a family")
+    parser.add_argument("--work")
+    parser.add_argument("--truths", type=Path)
+    given = parser.parse_args()
+    if given.work:
+        work(given.work, given.seeds, given.truths)
+        return
+    given.out.mkdir(parents=True, exist_ok=True)
+    found: list[Row] = []
+    for family in given.families.split(","):
+        begun = time.monotonic()
+        try:
+            rows, note = traced(family, given)
+        except Exception as error:  # a family that fails must not cost the others
+            rows, note = [], f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+        found += rows
+        keep(given.out, found)
+        print(f"== {family}: {len(rows)} runs, {time.monotonic() - begun:.1f} s {note}", flush=True)
+    print(json.dumps(figures(found)))
+    for row in found:
+        print(json.dumps(row.document()))
+
+
+def keep(out: Path, rows: list[Row]) -> None:
+    """Write what was found so far."""
+    document = {"figures": figures(rows), "rows": [row.document() for row in rows]}
+    (out / "injection.json").write_text(json.dumps(document, indent=1))
+    (out / "injection.md").write_text(tables(rows))
+
+
+def orders(family: str, seeds: int, folder: str) -> list[Order]:
+    """All runs of a family."""
+    return [
+        Order(cause, size, seed, folder)
+        for cause in CAUSES.values()
+        if cause.family == f"gpu_{family}"
+        for size in cause.magnitudes
+        for seed in range(seeds)
+    ]
+
+
+def work(family: str, seeds: int, target: Path) -> None:
+    """The traced process: run every order and write its truth, one a line."""
+    with target.open("w", encoding="utf-8") as file:
+        for order in orders(family, seeds, str(target.parent)):
+            begun = time.monotonic()
+            try:
+                line: dict[str, Any] = workload(order.cause)(order).document()
+            except Exception as error:
+                line = {"failed": f"{type(error).__name__}: {error}"[:300]}
+                line |= {"cause": order.cause.name, "magnitude": order.magnitude}
+            line["wall_s"] = round(time.monotonic() - begun, 2)
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+
+def traced(family: str, given: argparse.Namespace) -> tuple[list[Row], str]:
+    """Trace a family's process and judge every run of it."""
+    folder = given.out / f"work-{family}"
+    folder.mkdir(exist_ok=True)
+    run, truths = folder / "run.rca", folder / "truths.jsonl"
+    call = [sys.executable, "-m", "rca_llm", "trace", "-o", str(run), "--force", "--"]
+    call += [sys.executable, __file__, "--work", family, "--truths", str(truths)]
+    call += ["--seeds", str(given.seeds)]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    note = run_limited(call, env, given.limit)
+    text = truths.read_text() if truths.exists() else ""
+    lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    failed = {line["cause"]: line["failed"] for line in lines if "failed" in line}
+    good = [line for line in lines if "failed" not in line and line["window"]]
+    rows = analyse(run, good)
+    return rows, f"{note} failed: {failed}" if failed else note
+
+
+def run_limited(call: list[str], env: dict[str, str], limit: float) -> str:
+    """Run a command and all it starts for at most `limit` seconds; what to note of it."""
+    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(call, env=env, text=True, start_new_session=True, **pipes) as process:
+        try:
+            _, said = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return f"stopped after {limit} s"
+    return f"status {process.returncode} {said[-400:]}"
+
+
+_trace: Any = None
+
+
+def analyse(run: Path, truths: list[dict[str, Any]]) -> list[Row]:
+    """The row of every run, by forked processes that share the trace."""
+    global _trace
+    from rca_llm.readers import load
+
+    _trace = load(run)
+    counts = {name: len(t) for name, t in _trace.timelines[0].tables.items()}
+    print(f"{run.parent.name}: {counts}", flush=True)
+    if (os.cpu_count() or 1) < 4:
+        return [row for row in map(_judge, truths) if row]
+    import multiprocessing
+
+    fork = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(12, mp_context=fork) as pool:
+        return [row for row in pool.map(_judge, truths) if row]
+
+
+def _judge(truth: dict[str, Any]) -> Row | None:
+    try:
+        return judge(truth)
+    except Exception as error:
+        detail = traceback.format_exc(limit=-3)
+        return Row(
+            *(truth["cause"], truth["magnitude"], truth["seed"], None, [], None, truth["share"]),
+            *([],),
+            note=f"analysis failed: {type(error).__name__}: {error} {detail}"[:500],
+        )
+
+
+def judge(truth: dict[str, Any]) -> Row:
+    """Analyse the window of one run."""
+    from rca_llm.hints import thresholds
+
+    window, slack = truth["window"], 300_000
+    part = between(_trace, window["monotonic_start_ns"] - slack, window["monotonic_end_ns"] + slack)
+    if truth["cause"] == "memory_growth":
+        limits = {id: {**rows} for id, rows in thresholds.load().items()}
+        for id, rows in GROWTH.items():
+            limits[id] |= rows
+        report = part.attribute(thresholds=limits)
+    else:
+        report = part.attribute()
+    figures_ = truth["figures"]
+    more: dict[str, Any] = {}
+    if "mended_ns" in figures_:
+        count = len(truth["requests"])
+        more["measured_ns"] = (figures_["on_ns"] - figures_["mended_ns"]) * count
+        more["predicted_ns"] = predicted(report, truth)
+    top = {
+        row["id"]: [row["share"], row["confidence"], row["title"]]
+        for row in report.summary["hints"][:4]
+    }
+    shares = {k: round(v / max(truth["latency_ns"], 1), 4) for k, v in _parts(report).items()}
+    note = json.dumps({"hints": top, "parts": shares, "figures": figures_})
+    return judged(report.summary, truth, note=note, **more)
+
+
+def _parts(report: Any) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in report.summary["requests"]:
+        for part, ns in row["parts"].items():
+            found[part] = found.get(part, 0) + ns
+    return dict(sorted(found.items(), key=lambda item: -item[1])[:6])
+
+
+def predicted(report: Any, truth: dict[str, Any]) -> float | None:
+    """What a replay says that the remedy saves, summed over the requests, ns."""
+    from rca_llm.whatif import whatif
+
+    changed = REMEDIES.get(truth["cause"])
+    if changed is None:
+        return None
+    answer = whatif(report, changed)
+    return sum(row["latency_ns"] - row["new_latency_ns"] for row in answer["requests"])
+
+
+if __name__ == "__main__":
+    main()

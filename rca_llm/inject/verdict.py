@@ -1,0 +1,101 @@
+"""What a report says of an injected cause, held against its truth; and figures over many runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run: the rank of the true cause among the hints, and shares as said and as measured.
+
+    `rank` counts from 1, None where no hint names the cause. `said` is the share of latency in the
+    cause's parts, of the hint itself where the cause has none. `high` are the hints of high
+    confidence that name something else.
+    """
+
+    cause: str
+    magnitude: float
+    seed: int
+    rank: int | None
+    hints: list[str]
+    said: float | None
+    truth: float | None
+    high: list[str]
+    saving_ns: int | None = None
+    injected_ns: int | None = None
+    predicted_ns: float | None = None
+    measured_ns: float | None = None
+    note: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def judged(summary: Summary, truth: dict[str, Any], **more: Any) -> Row:
+    """What a summary says of a run whose truth is known."""
+    hints = [row for row in summary["hints"] if not row["id"].startswith("G")]
+    ids = [row["id"] for row in hints]
+    places = [place for place, id in enumerate(ids, 1) if id in truth["hints"]]
+    own = hints[places[0] - 1] if places else None
+    return Row(
+        truth["cause"],
+        truth["magnitude"],
+        truth["seed"],
+        places[0] if places else None,
+        ids,
+        _said(summary, truth, own),
+        truth["share"],
+        [row["id"] for row in hints if row["confidence"] == "high" and row is not own],
+        None if own is None else own["saving_ns"],
+        truth["injected_ns"],
+        **more,
+    )
+
+
+def _said(summary: Summary, truth: dict[str, Any], own: dict[str, Any] | None) -> float | None:
+    """The share that a report gives the cause."""
+    if not truth["parts"]:
+        return None if own is None else own["share"]
+    wanted = {row["id"] for row in truth["requests"]}
+    rows = [row for row in summary["requests"] if row["id"] in wanted]
+    total = sum(row["latency_ns"] or 0 for row in rows)
+    spent = sum(row["parts"].get(part, 0) for row in rows for part in truth["parts"])
+    return spent / total if total else None
+
+
+def errors(rows: Iterable[Row]) -> list[float]:
+    """How far said and true shares are apart, in points, ascending."""
+    both = [(row.said, row.truth) for row in rows]
+    return sorted(abs(a - b) * 100 for a, b in both if a is not None and b is not None)
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Any]:
+    """The goals' figures over runs with a cause and over clean ones."""
+    sick, clean = _split(rows)
+    apart = errors(sick)
+    return {
+        "runs": len(sick),
+        "first": found_within(sick, 1),
+        "first_two": found_within(sick, 2),
+        "points_median": statistics.median(apart) if apart else None,
+        "points_worst": apart[-1] if apart else None,
+        "clean_runs": len(clean),
+        "clean_quiet": sum(not row.high for row in clean) / len(clean) if clean else None,
+    }
+
+
+def _split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    return [r for r in rows if r.cause != "clean"], [r for r in rows if r.cause == "clean"]
+
+
+def found_within(rows: Sequence[Row], most: int) -> float | None:
+    """The fraction of some runs whose cause is among the first so many hints."""
+    found = [row for row in rows if row.rank is not None and row.rank <= most]
+    return len(found) / len(rows) if rows else None

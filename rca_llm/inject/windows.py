@@ -1,0 +1,45 @@
+"""A part of a trace as a trace of its own: what a process recorded between two instants."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rca_llm.table import Ints, Mask, Table
+from rca_llm.trace import Timeline, Trace
+
+_TIMES = {
+    **dict.fromkeys(("gpu", "api", "ranges", "collectives", "steps", "states"), "start"),
+    **dict.fromkeys(("tokens", "marks", "samples"), "t"),
+    "requests": "arrival",
+}
+"""The column that says when a record was; other tables are kept whole."""
+
+
+def between(trace: Trace, start: int, end: int) -> Trace:
+    """The records of a trace that begin in [start, end), times of its own clocks."""
+    return Trace([_timeline(timeline, start, end) for timeline in trace.timelines])
+
+
+def _timeline(timeline: Timeline, start: int, end: int) -> Timeline:
+    found = timeline.copy()
+    found.findings = []
+    for name, column in _TIMES.items():
+        table = timeline[name]
+        found.tables[name] = table.take(_inside(table, column, start, end))
+    found.tables["batch"] = _batch(timeline, start, end)
+    return found
+
+
+def _inside(table: Table, column: str, start: int, end: int) -> Mask:
+    return np.asarray((table[column] >= start) & (table[column] < end))
+
+
+def _batch(timeline: Timeline, start: int, end: int) -> Table:
+    """Who was in the steps that are kept; the rows of `steps` have new numbers."""
+    steps, batch = timeline["steps"], timeline["batch"]
+    kept = _inside(steps, "start", start, end)
+    number: Ints = np.where(kept, np.cumsum(kept) - 1, -1)
+    if not len(batch):
+        return batch
+    row = np.append(number, -1)[batch["step"]]
+    return batch.with_columns(step=row).take(row >= 0)
