@@ -59,13 +59,15 @@ def _wrap(function: Any, name: str, kind: str) -> Any:
         return function
 
 
+_type: Any = type
 _FUNCTION: Any = type(_wrap)
 _METHOD: Any = type(OFF.__enter__)
+_BOUND_LATER: Any = (staticmethod, classmethod)
 
 
 def _wrapped(function: Any, name: str, kind: str) -> Any:
-    made: Any = type(function)
-    if made in (staticmethod, classmethod):
+    made: Any = _type(function)
+    if made in _BOUND_LATER:
         return made(_wrapped(function.__func__, name, kind))
     if made is _FUNCTION:
         return _function(function, name or text(function.__qualname__), kind)
@@ -97,7 +99,7 @@ class Called:
         setattr(self._target, name, value)
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
-        bind: Any = getattr(type(self._target), "__get__", None)
+        bind: Any = getattr(_type(self._target), "__get__", None)
         bound = self._target if bind is None else bind(self._target, owner, kind)
         return self if bound is self._target else Called(bound, self._name, self._kind)
 

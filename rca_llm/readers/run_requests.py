@@ -45,7 +45,7 @@ class Requests:
         """One REQUEST cell: a time, or a count."""
         found = self._of(request)
         if name in _COUNTS:
-            found.counts[name] = count
+            found.counts[name] = count if count >= 0 else UNKNOWN
             return
         if name in ("token", "first_token"):
             found.tokens.append(time)
@@ -92,7 +92,8 @@ def _row(name: str, found: Request) -> dict[str, Value]:
         row["status"] = "aborted" if found.failed else "finished"
     if row["first_token"] == UNKNOWN and found.tokens:
         row["first_token"] = min(found.tokens)
-    if row["output_tokens"] == UNKNOWN and found.token_count:
+    # An engine that says it does not know is believed, whatever tokens were seen.
+    if "output_tokens" not in found.counts and found.token_count:
         row["output_tokens"] = found.token_count
     return row
 
