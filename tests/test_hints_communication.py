@@ -166,6 +166,15 @@ def test_a_link_hardly_shared(slow: int, copy: int) -> None:
     assert "R24" not in ids(job(*contended(slow, copy)))
 
 
+def test_collectives_of_unknown_size_are_not_compared() -> None:
+    """A long one beside a copy may simply be a large one."""
+    scenes = contended(800 * US)
+    for scene in scenes:
+        for row in scene.rows["collectives"]:
+            del row["bytes"]
+    assert "R24" not in ids(job(*scenes))
+
+
 def handed_over(length: int, *, moved: int = 1 << 26, pieces: int = 100, post: int = 0) -> Scene:
     """A KV hand-over at the beginning of a request that has its first token after 100 ms."""
     scene = Scene()

@@ -122,7 +122,7 @@ def peer_wait(case: Case) -> Hint | None:
     doing, share = _doing(case, rank, spans)
     explained = EXPLAINERS.get(doing) if doing and share >= limits["explained"] else None
     transfer = sum(one.transfer for one in found)
-    op = waited[0].collective.parts[0].op or "collectives"
+    op = max(waited, key=lambda one: one.wait).collective.parts[0].op or "collectives"
     return Hint(
         f"{time(wait)} of {time(own)} in {op} is waiting for rank {rank}; transfer is only"
         f" {time(transfer)}" + (f". Rank {rank} spends the time in {doing}" if doing else ""),
@@ -294,14 +294,15 @@ def link_contention(case: Case) -> list[Hint]:
     """Collectives are slower while peer copies use the same link.
 
     Symptom: peer copies run for `overlap` of a collective's own time, and those collectives last
-    `ratio` times the median of the others of their size. Source: thread C48 (indirect). Disproof:
-    collectives as slow without copies.
+    `ratio` times the median of the others of their size, which must be known. Source: thread C48
+    (indirect). Disproof: collectives as slow without copies.
     """
     limits = case.limits("R24")
     groups: dict[tuple[str | None, str | None, int | None], list[Collective]] = defaultdict(list)
     for one in case.job.collectives:
         part = one.parts[0]
-        groups[part.comm, part.op, part.bytes].append(one)
+        if part.bytes is not None:
+            groups[part.comm, part.op, part.bytes].append(one)
     found: list[Hint] = []
     for (_, op, bytes_), calls in groups.items():
         shared = [one for one in calls if _contended(one, limits["overlap"])]
