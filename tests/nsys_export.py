@@ -26,7 +26,9 @@ TABLES = {
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": f"{ACTIVITY} graphId graphExecId",
     "CUPTI_ACTIVITY_KIND_RUNTIME": "start end eventClass globalTid correlationId nameId",
     "CUPTI_ACTIVITY_KIND_OVERHEAD": "start end globalTid correlationId nameId overheadType",
-    "NVTX_EVENTS": "start end eventType rangeId color text globalTid endGlobalTid textId domainId",
+    "NVTX_EVENTS": "start end eventType rangeId color text globalTid endGlobalTid textId domainId"
+    " binaryData",
+    "NVTX_PAYLOAD_SCHEMA_ENTRIES": "domainId schemaId idx flags type name offset",
     "OSRT_API": "start end eventClass globalTid nameId",
     "SCHED_EVENTS": "start cpu isSchedIn globalTid threadState threadBlock",
     "PROCESSES": "globalPid pid name",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rca_llm import readers
 from rca_llm.readers import nccl
 from rca_llm.table import UNKNOWN, Table
 from rca_llm.trace import API, GPU, KERNEL, Input, Timeline
+from tests.nsys_export import Export as NsysExport
 
 PID, THREAD = 7, 70
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -245,3 +249,34 @@ def test_the_release_is_told() -> None:
     timeline = Timeline(Input("scene", "run"))
     nccl.add_facts(timeline, [("nccl.interface", 5, None), ("nccl.version", 22809, None)])
     assert timeline.header.nccl == "2.28.9"
+
+
+def test_payloads_in_an_export_of_nsight_systems(tmp_path: Path) -> None:
+    export = NsysExport()
+    for at, (name, type, offset) in enumerate([(nccl.COMM, 18, None), (nccl.SIZE, 22, 8)]):
+        row = {"domainId": 3, "schemaId": 16777220, "idx": at, "name": name, "type": type}
+        export.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", offset=offset, **row)
+    head = struct.pack("<QQQQ", 3, 16777220, 16, 0)
+    for number in range(2):
+        at = 1000 * (number + 1)
+        export.api("cudaLaunchKernelExC", at + 10, at + 20, number + 1)
+        export.kernel(ALL_REDUCE, at + 50, at + 90, number + 1)
+        blob = head + struct.pack("<QQ", 0xABCD, 4096 * (number + 1))
+        text = export.string("ncclAllReduce")
+        export.nvtx(59, at, at + 30, textId=text, domainId=3, binaryData=blob)
+    trace = readers.load(export.write(tmp_path / "ranks.sqlite"))
+    found = trace.timelines[0]["collectives"]
+    assert found["bytes"].tolist() == [4096, 8192]
+    assert {trace.timelines[0].text(code) for code in found["comm"].tolist()} == {"0xabcd"}
+    assert set(found["process"].tolist()) == set(trace.timelines[0]["gpu"]["process"].tolist())
+
+
+@pytest.mark.parametrize("blob", [b"", b"x" * 40, struct.pack("<QQQQ", 3, 16777220, 99, 0)])
+def test_a_payload_that_is_none(blob: bytes, tmp_path: Path) -> None:
+    export = NsysExport()
+    export.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", schemaId=16777220, name=nccl.SIZE, type=22, offset=0)
+    export.api("cudaLaunchKernelExC", 10, 20, 1)
+    export.kernel(ALL_REDUCE, 50, 90, 1)
+    export.nvtx(59, 0, 30, textId=export.string("ncclAllReduce"), domainId=3, binaryData=blob)
+    trace = readers.load(export.write(tmp_path / "ranks.sqlite"))
+    assert not len(trace.timelines[0]["collectives"])

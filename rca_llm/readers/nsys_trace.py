@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rca_llm.errors import UnreadableInput
-from rca_llm.readers import nsys_device, nsys_host, nsys_nvtx, nsys_session
+from rca_llm.readers import nsys_device, nsys_host, nsys_nccl, nsys_nvtx, nsys_session
 from rca_llm.readers.mending import mend
 from rca_llm.readers.nsys_store import Export, Tables
 from rca_llm.table import UNKNOWN, Array, Ints, known
@@ -31,7 +31,7 @@ def trace_of(path: str, tables: Tables) -> Trace:
     _expect_export(path, export)
     timeline = Timeline(Input(path, "nsys"), Header(), export.strings)
     nsys_session.clock(export, timeline)
-    for part in (nsys_device, nsys_host, nsys_nvtx):
+    for part in (nsys_device, nsys_host, nsys_nvtx, nsys_nccl):
         part.add(export, timeline)
     nsys_session.metrics(export, timeline)
     _complete(timeline)
@@ -99,7 +99,7 @@ def _find_processes(timeline: Timeline) -> None:
 
 def _shorten_ids(timeline: Timeline) -> None:
     """Turn 40-bit process ids into pids; those of further machines keep what tells them apart."""
-    tables = ("gpu", "api", "ranges", "marks", "states", "threads", "processes")
+    tables = ("gpu", "api", "ranges", "marks", "collectives", "states", "threads", "processes")
     ids = np.unique(np.concatenate([timeline[table]["process"] for table in tables]))
     ids = ids[known(ids)]
     machines = ids & _MACHINE
