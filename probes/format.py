@@ -133,7 +133,7 @@ FLAG_ERROR = 16  # SPAN: left by an exception (with END: set on the END cell)
 
 ALL = 0xFFFFFFFF
 
-SCHED_FAULTS = 1  # `d` of the MORE cell behind a SCHED: `c` is the major faults so far
+SCHED_FAULTS = 1  # `d` of a SCHED's MORE cell: `c` major faults so far, `e` system CPU time, µs
 
 # Codes are places in these tuples; append only.
 REQUEST_EVENTS = (

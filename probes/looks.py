@@ -35,7 +35,7 @@ def look() -> None:
         here = current()
         on_cpu = _thread_time()
         run_delay, slices = _schedstat(on_cpu)
-        faults = getrusage(RUSAGE_THREAD).ru_majflt
+        usage = getrusage(RUSAGE_THREAD)
         room = here.reserve(2)
         if room is None:
             return
@@ -43,8 +43,8 @@ def look() -> None:
         more = at + WORDS_A_CELL
         words[more] = run_delay
         words[more + 1] = slices
-        words[more + 2] = faults & 0xFFFFFFFF | layout.SCHED_FAULTS << 32
-        words[more + 3] = _MORE
+        words[more + 2] = usage.ru_majflt & layout.ALL | layout.SCHED_FAULTS << 32
+        words[more + 3] = int(usage.ru_stime * 1e6) & layout.ALL | _MORE
         words[at] = perf_counter_ns()
         words[at + 1] = on_cpu
         words[at + 2] = os.getpid() << 32

@@ -48,15 +48,25 @@ class Sink:
         self.sample(metric, value, _PROCESS, pid)
 
     def sched(
-        self, pid: int, tid: int, now: int, counters: tuple[int, int, int], faults: int | None
+        self,
+        pid: int,
+        tid: int,
+        now: int,
+        counters: tuple[int, int, int],
+        faults: tuple[int, int] | None,
     ) -> None:
-        """A thread's time on CPU and on the run queue, its time slices and major faults so far."""
+        """A thread's time on CPU and on the run queue, and its time slices so far.
+
+        ``faults``: its major page faults and its time in the kernel, µs, where those were asked.
+        """
         on_cpu, delay, slices = counters
         room = self.recorder.reserve_always(2)
         if room is not None:
             words, at = room
-            pages, known = (0, 0) if faults is None else (faults & layout.ALL, layout.SCHED_FAULTS)
-            put(words, at + WORDS_A_CELL, layout.MORE, delay, slices, pages, known)
+            pages, kernel = faults or (0, 0)
+            known = 0 if faults is None else layout.SCHED_FAULTS
+            more = at + WORDS_A_CELL
+            put(words, more, layout.MORE, delay, slices, pages & layout.ALL, known, kernel)
             put(words, at, layout.SCHED, now, on_cpu, 0, pid, tid, layout.FLAG_MORE)
 
 
@@ -271,17 +281,28 @@ def _children(pid: int) -> Iterator[int]:
             yield int(word)
 
 
-def _thread_faults(pid: int, tid: int) -> int | None:
-    return _major_faults(f"{pid}/task/{tid}")
+_TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-def _major_faults(of: object) -> int | None:
-    """Major page faults of a process or, as ``pid/task/tid``, of a thread."""
+def _thread_faults(pid: int, tid: int) -> tuple[int, int] | None:
+    """Major page faults of a thread, and its CPU time in the kernel, µs modulo 2^32."""
+    words = _stat(f"{pid}/task/{tid}")
+    return (int(words[9]), int(words[12]) * _TICK_US & layout.ALL) if words else None
+
+
+def _major_faults(pid: int) -> int | None:
+    words = _stat(str(pid))
+    return int(words[9]) if words else None
+
+
+def _stat(of: str) -> list[bytes]:
+    """The words of a stat file behind the name; empty where it cannot be read."""
     try:
         with open(f"/proc/{of}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[9])
-    except (OSError, IndexError, ValueError):
-        return None
+            words = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+    return words if len(words) > 12 and words[9].isdigit() and words[12].isdigit() else []
 
 
 def _pressure(resource: str) -> Iterator[tuple[str, int]]:

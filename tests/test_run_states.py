@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rca_llm.readers.run_states import FINE_NS, SHORTEST_NS, states
+from rca_llm.readers.run_states import FINE_NS, SHORTEST_NS, Looks, states
 from rca_llm.table import Strings, Table
 
 _MS = 1_000_000
@@ -15,7 +15,8 @@ _MS = 1_000_000
 def _states(*looks: tuple[int, int, int]) -> tuple[Table, Strings]:
     strings = Strings()
     time, on_cpu, delay = np.array(looks, np.int64).T
-    return states({(1, 2): (time, on_cpu, delay, np.full(len(time), -1))}, strings), strings
+    unsaid = np.full(len(time), -1)
+    return states({(1, 2): Looks(time, on_cpu, delay, unsaid, unsaid)}, strings), strings
 
 
 def _rows(*looks: tuple[int, int, int]) -> list[tuple[str, int, int]]:

@@ -364,7 +364,8 @@ class _Reading:
         faults = np.where(
             cells["d"][more] & layout.SCHED_FAULTS, cells["c"][more].astype(np.int64), -1
         )
-        rows = np.stack([cells["a"][places], cells["b"][places], cells["a"][more], faults])
+        kernel = cells["e"][more].astype(np.int64)
+        rows = np.stack([cells["a"][places], cells["b"][places], cells["a"][more], faults, kernel])
         order = np.argsort(keys, kind="stable")
         found, first = np.unique(keys[order], return_index=True)
         for key, own in zip(found.tolist(), np.split(order, first)[1:], strict=True):
@@ -389,8 +390,9 @@ class _Reading:
         looks: dict[tuple[int, int], run_states.Looks] = {}
         for key, parts in self.looks.items():
             rows = np.concatenate(parts, axis=1)
-            time, on_cpu, delay, faults = rows[:, np.argsort(rows[0], kind="stable")]
-            looks[key] = (time, on_cpu, delay, faults)
+            time, *counters = rows[:, np.argsort(rows[0], kind="stable")]
+            on_cpu, delay, faults, kernel = counters
+            looks[key] = run_states.Looks(time, on_cpu, delay, faults, kernel)
         return looks
 
     def _samples(self, segment: Segment, codes: Codes) -> None:

@@ -39,8 +39,12 @@ _PATH_KINDS = (
 )
 """What a file is for, by its path; the first that matches decides."""
 
-_CALLERS = ("log", "kv_transfer", "load")
-"""Span kinds that the file calls inside them take over."""
+_CALLERS = {
+    "file": ("log", "kv_transfer", "load"),
+    "serialize": ("log", "kv_transfer", "network"),
+    "network": ("log", "kv_transfer", "serialize"),
+}
+"""Kinds of calls, and the kinds of spans around them that know better what the call is for."""
 
 FILE_SYSTEMS = {
     0xEF53: "ext4",
@@ -145,20 +149,16 @@ def short_calls(segments: list[Segment]) -> list[dict[str, Any]]:
 
 
 def take_callers(timeline: Timeline) -> None:
-    """Give file calls that a span of another kind encloses on their thread that span's kind."""
+    """Give calls the kind of a span around them, on their thread, that says what they are for."""
     ranges, strings = timeline["ranges"], timeline.strings
-    if not len(ranges):
-        return
-    kind = np.array(ranges["kind"])
-    files = (kind == strings.find("file")) & (ranges["domain"] == strings.find(DOMAIN))
-    if strings.find("file") < 0 or not files.any():
-        return
-    for caller in _CALLERS:
-        code = strings.find(caller)
-        around = np.flatnonzero((kind == code) & (ranges["domain"] != strings.find(DOMAIN)))
-        if code >= 0 and len(around):
-            inside = _inside(ranges, np.flatnonzero(files), around)
-            kind[inside] = code
+    own = ranges["domain"] == strings.code(DOMAIN)
+    told, kind = ranges["kind"], np.array(ranges["kind"])
+    for call, callers in _CALLERS.items():
+        calls_of_kind = np.flatnonzero(own & (told == strings.code(call)))
+        for caller in callers:
+            around = np.flatnonzero(~own & (told == strings.code(caller)))
+            if len(around) and len(calls_of_kind):
+                kind[_inside(ranges, calls_of_kind, around)] = strings.code(caller)
     timeline.tables["ranges"] = ranges.with_columns(kind=kind)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,9 +33,20 @@ LONGEST_FAULT_NS = 20_000_000
 
 FAULT_KIND, FAULT_NAME = "page_fault", "page faults"
 
-Looks = tuple[Ints, Ints, Ints, Ints]
-"""Times of the looks at one thread by time, ns on CPU and ns on the run queue so far, and major
-faults so far, -1 where the look did not say."""
+
+class Looks(NamedTuple):
+    """The looks at one thread, by time: what was counted up to each."""
+
+    time: Ints
+    on_cpu: Ints
+    """ns on a CPU."""
+    delay: Ints
+    """ns ready but without a CPU."""
+    faults: Ints
+    """Major page faults, -1 where the look did not say."""
+    kernel: Ints
+    """µs on a CPU in the kernel, modulo 2^32; nothing where `faults` is -1."""
+
 
 Spans = tuple[Ints, Ints]
 """Starts and ends of disjoint, ascending intervals, ns."""
@@ -60,10 +71,12 @@ class Known:
 
 @dataclass(frozen=True)
 class _Between:
-    """The stretches between the looks at a thread, in its free time: ns of each kind."""
+    """The stretches between the looks at a thread, in its free time: ns of each kind, in order.
+
+    `faulted` is the time in which pages were read: blocked, or at work in the kernel.
+    """
 
     begin: Ints
-    span: Ints
     waited: Ints
     ran: Ints
     faulted: Ints
@@ -118,7 +131,7 @@ def totals(looks: Mapping[Key, Looks]) -> list[dict[str, Any]]:
     look said.
     """
     rows: list[dict[str, Any]] = []
-    for (process, thread), (time, on_cpu, delay, pages) in looks.items():
+    for (process, thread), (time, on_cpu, delay, pages, _) in looks.items():
         span, ran = int(time[-1] - time[0]), max(int(on_cpu[-1] - on_cpu[0]), 0)
         waited = max(int(delay[-1] - delay[0]), 0)
         told = pages[pages >= 0]
@@ -166,15 +179,35 @@ class _Free:
 
 
 def _between(looks: Looks, free: _Free) -> _Between:
-    time, on_cpu, delay, pages = looks
-    on_cpu, delay = _up_to_date(time, on_cpu, delay)
-    begin = free.of(time)
+    on_cpu, delay = _up_to_date(looks.time, looks.on_cpu, looks.delay)
+    begin = free.of(looks.time)
     span = np.diff(begin)
     ran = np.clip(np.diff(on_cpu), 0, span)
     waited = np.clip(np.diff(delay), 0, span - ran)
-    found = np.clip(_new_faults(pages), 0, None)
-    blocked = np.where(np.diff(time) <= FINE_NS, span - ran - waited, 0)
-    return _Between(begin[:-1], span, waited, ran, np.minimum(blocked, found * LONGEST_FAULT_NS))
+    fine = np.diff(looks.time) <= FINE_NS
+    pages = np.where(fine, _new_faults(looks.faults), 0)
+    worked = np.minimum(_fault_work(looks, pages), ran)
+    blocked = np.minimum(span - ran - waited, pages * LONGEST_FAULT_NS)
+    return _Between(begin[:-1], waited, ran - worked, worked + blocked)
+
+
+def _fault_work(looks: Looks, pages: Ints) -> Ints:
+    """Time on the CPU that reading pages took between looks, ns: an estimate.
+
+    The kernel counts its share of a thread's time by ticks, and tells of it less often than we
+    look. What it tells is shared among the stretches since it last did, by their faults.
+    """
+    known = np.flatnonzero(looks.faults >= 0)
+    known = known[np.concatenate([[True], np.diff(looks.kernel[known]) != 0])[: len(known)]]
+    if len(known) < 2:
+        return np.zeros(len(pages), np.int64)
+    grown = (np.diff(looks.kernel[known]) % (1 << 32)) * 1000
+    group = np.searchsorted(known, np.arange(len(pages)), "right") - 1
+    inside = (group >= 0) & (group < len(grown))
+    group = np.where(inside, group, -1)
+    of_group = intervals.sum_by(group, pages, len(grown))
+    share = pages / np.maximum(of_group[group], 1) * grown[group]
+    return np.where(inside, share, 0).astype(np.int64)
 
 
 def _up_to_date(time: Ints, on_cpu: Ints, delay: Ints) -> tuple[Ints, Ints]:
@@ -199,13 +232,13 @@ def _new_faults(pages: Ints) -> Ints:
     if not len(said):
         return np.zeros(max(len(pages) - 1, 0), np.int64)
     last = said[np.maximum(np.searchsorted(said, np.arange(len(pages)), "right") - 1, 0)]
-    return np.asarray(np.diff(pages[last]), np.int64)
+    return np.clip(np.diff(pages[last]), 0, None)
 
 
 def _thread(key: Key, looks: Looks, strings: Strings, known: Known) -> dict[str, Ints]:
     free = _Free(known.calls.get(key, NO_SPANS))
     between = _between(looks, free)
-    apart, told = np.diff(looks[0]), between.waited + between.ran
+    apart, told = np.diff(looks.time), between.waited + between.ran
     waits, runs = _kept(apart, told, between.waited), _kept(apart, told, between.ran)
     ready = between.begin + between.waited
     start = np.concatenate([between.begin[waits], ready[runs]])

@@ -38,6 +38,8 @@ static struct {
     ssize_t (*writev)(int, const struct iovec *, int);
     ssize_t (*pwritev)(int, const struct iovec *, int, off_t);
     ssize_t (*pwritev2)(int, const struct iovec *, int, off_t, int);
+    int (*posix_fadvise)(int, off_t, off_t, int);
+    int (*ftruncate)(int, off_t);
     int (*fsync)(int);
     int (*fdatasync)(int);
     ssize_t (*sendfile)(int, int, off_t *, size_t);
@@ -65,6 +67,8 @@ static const struct {
     {"preadv2", &real.preadv2},   {"write", &real.write},
     {"pwrite", &real.pwrite},     {"writev", &real.writev},
     {"pwritev", &real.pwritev},   {"pwritev2", &real.pwritev2},
+    {"posix_fadvise", &real.posix_fadvise},
+    {"ftruncate", &real.ftruncate},
     {"fsync", &real.fsync},       {"fdatasync", &real.fdatasync},
     {"sendfile", &real.sendfile}, {"copy_file_range", &real.copy_file_range},
     {"send", &real.send},         {"sendto", &real.sendto},
@@ -307,6 +311,22 @@ EXPORT int fdatasync(int fd)
 {
     TIMED(OP_FDATASYNC, fd, REAL(fdatasync)(fd));
 }
+
+#define FADVISE(name)                                                                              \
+    EXPORT int name(int fd, off_t at, off_t bytes, int advice)                                     \
+    {                                                                                              \
+        TIMED(OP_FADVISE, fd, REAL(posix_fadvise)(fd, at, bytes, advice));                         \
+    }
+#define FTRUNCATE(name)                                                                            \
+    EXPORT int name(int fd, off_t bytes)                                                           \
+    {                                                                                              \
+        TIMED(OP_FTRUNCATE, fd, REAL(ftruncate)(fd, bytes));                                       \
+    }
+
+FADVISE(posix_fadvise)
+FADVISE(posix_fadvise64)
+FTRUNCATE(ftruncate)
+FTRUNCATE(ftruncate64)
 
 #define SENDFILE(name)                                                                             \
     EXPORT ssize_t name(int to, int from, off_t *at, size_t bytes)                                 \

@@ -81,14 +81,24 @@ static bool ends_with(const char *text, size_t bytes, const char *end)
     return bytes >= size && !__builtin_memcmp(text + bytes - size, end, size);
 }
 
+static bool is_local(int fd)
+{
+    struct sockaddr_storage own = {0};
+    uint32_t bytes = sizeof own;
+    return quiet(SYS_getsockname, fd, (long)&own, (long)&bytes, 0, 0, 0) == 0 &&
+           own.ss_family == AF_UNIX;
+}
+
 static enum Kind kind_of(int fd, uint32_t mode, const char *path, size_t bytes)
 {
     if (S_ISSOCK(mode))
-        return KIND_NETWORK;
+        return is_local(fd) ? KIND_MESSAGE : KIND_NETWORK;
     if (fd == 1 || fd == 2)
         return KIND_LOG;
     if (S_ISREG(mode) && ends_with(path, bytes, ".log"))
         return KIND_LOG;
+    if (S_ISFIFO(mode))
+        return KIND_MESSAGE;
     return S_ISREG(mode) || S_ISBLK(mode) ? KIND_FILE : KIND_NONE;
 }
 
@@ -198,7 +208,16 @@ static Call timed(enum Op op, uint64_t begun, uint64_t spent, int64_t result)
 static bool moves_bytes(enum Op op)
 {
     return op != OP_OPEN && op != OP_CLOSE && op != OP_FSYNC && op != OP_FDATASYNC &&
-           op != OP_CONNECT && op != OP_SENDMMSG && op != OP_RECVMMSG;
+           op != OP_FADVISE && op != OP_FTRUNCATE && op != OP_CONNECT && op != OP_SENDMMSG && op != OP_RECVMMSG;
+}
+
+/* Whoever reads what another process of this machine sends waits for that process, which is no IO;
+ * sending is work on a message. */
+static bool is_waiting(enum Op op, enum Kind kind)
+{
+    bool sends = op == OP_WRITE || op == OP_WRITEV || op == OP_SEND || op == OP_SENDTO ||
+                 op == OP_SENDMSG || op == OP_SENDMMSG || op == OP_SENDFILE;
+    return kind == KIND_MESSAGE && !sends;
 }
 
 COLD void file_call(enum Op op, int fd, uint64_t begun, uint64_t spent, int64_t result)
@@ -215,7 +234,7 @@ COLD void file_call(enum Op op, int fd, uint64_t begun, uint64_t spent, int64_t 
     call.system = file->system;
     if (moves_bytes(op) && result >= 0)
         call.bytes = result;
-    if (call.kind != KIND_NONE)
+    if (call.kind != KIND_NONE && !is_waiting(op, call.kind))
         journal_call(&call);
     journal_leave();
 }

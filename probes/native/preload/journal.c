@@ -11,9 +11,10 @@ static const char *const OP_NAMES[OPS] = {
     "open",     "close",           "read",    "pread",  "readv",   "preadv",
     "write",    "pwrite",          "writev",  "pwritev", "fsync",  "fdatasync",
     "sendfile", "copy_file_range", "send",    "sendto", "sendmsg", "sendmmsg",
-    "recv",     "recvfrom",        "recvmsg", "recvmmsg", "connect", "wait for the GIL",
+    "recv",     "recvfrom",        "recvmsg", "recvmmsg", "connect", "fadvise",
+    "ftruncate", "wait for the GIL",
 };
-static const char *const KIND_NAMES[KINDS] = {"", "file", "network", "log", "gil"};
+static const char *const KIND_NAMES[KINDS] = {"", "file", "network", "log", "serialize", "gil"};
 
 enum { SEQUENCES = 100000, PATIENCE = 200 };
 

@@ -52,12 +52,14 @@ enum Op {
     OP_RECVMSG,
     OP_RECVMMSG,
     OP_CONNECT,
+    OP_FADVISE,
+    OP_FTRUNCATE,
     OP_GIL,
     OPS,
 };
 
 /* The span kinds of the contract that calls have; `KIND_NAMES` has their texts. */
-enum Kind { KIND_NONE, KIND_FILE, KIND_NETWORK, KIND_LOG, KIND_GIL, KINDS };
+enum Kind { KIND_NONE, KIND_FILE, KIND_NETWORK, KIND_LOG, KIND_MESSAGE, KIND_GIL, KINDS };
 
 enum { FILES = 16384 };
 
