@@ -14,9 +14,16 @@
 #error "the fast paths rely on the GIL; without it the Python recorder is used"
 #endif
 
-enum { WORDS_A_CELL = RCA_CELL_BYTES / 8, FREE_SPANS = 64 };
+enum { WORDS_A_CELL = RCA_CELL_BYTES / 8, FREE_SPANS = 64, KNOWN = 64 };
 
 #define FAILED ((int64_t)RCA_FLAG_ERROR << 40)
+
+/* Words of the texts looked up lately, by the address of the text: names in a program's code are the
+ * same objects each time, and a look into a dictionary of large numbers costs as much as all else. */
+typedef struct Known {
+    PyObject *text; /* held, so that its address means no other */
+    int64_t word;
+} Known;
 
 typedef struct Room {
     PyObject_HEAD
@@ -24,6 +31,7 @@ typedef struct Room {
     int64_t *words;
     PyObject *view; /* the memoryview that `words` points into */
     PyObject *spans, *marks, *ids, *kinds;
+    Known known_spans[KNOWN], known_marks[KNOWN], known_kinds[KNOWN];
 } Room;
 
 typedef struct Span {
@@ -90,8 +98,17 @@ static int room_traverse(Room *self, visitproc visit, void *arg)
     return 0;
 }
 
+static void forget(Known *known)
+{
+    for (int i = 0; i < KNOWN; i++)
+        Py_CLEAR(known[i].text);
+}
+
 static int room_clear(Room *self)
 {
+    forget(self->known_spans);
+    forget(self->known_marks);
+    forget(self->known_kinds);
     self->words = NULL;
     self->last = -1;
     Py_CLEAR(self->view);
@@ -237,14 +254,31 @@ static int parse(Call *call, PyObject *const *arguments, Py_ssize_t count, PyObj
 }
 
 /* Looks a text up and ors its word into `into`; 0 where the slow path must name it first. */
-static int look_up(PyObject *known, PyObject *text, int64_t *into)
+static int look_up(PyObject *words, PyObject *text, int64_t *into)
 {
-    PyObject *word = PyDict_GetItemWithError(known, text);
+    PyObject *word = PyDict_GetItemWithError(words, text);
     if (!word) {
         PyErr_Clear();
         return 0;
     }
     *into |= PyLong_AsLongLong(word);
+    return 1;
+}
+
+/* The same by what is known already; words never change while their recorder lives. */
+static inline int recall(Known *known, PyObject *words, PyObject *text, int64_t *into)
+{
+    Known *at = &known[((uintptr_t)text >> 4) % KNOWN];
+    int64_t word = 0;
+    if (at->text == text) {
+        *into |= at->word;
+        return 1;
+    }
+    if (!look_up(words, text, &word))
+        return 0;
+    Py_XSETREF(at->text, Py_NewRef(text));
+    at->word = word;
+    *into |= word;
     return 1;
 }
 
@@ -261,7 +295,7 @@ static int add_request(Call *call, int64_t *word)
     if (request && request != Py_None)
         known = PyUnicode_CheckExact(request) && look_up(here->ids, request, word);
     Py_XDECREF(scope);
-    return known && (!call->kind || look_up(here->kinds, call->kind, word));
+    return known && (!call->kind || recall(here->known_kinds, here->kinds, call->kind, word));
 }
 
 /* Whether this thread has a recorder with room: NOTHING where none may be written, RAISED where
@@ -303,7 +337,8 @@ static PyObject *fast_span(PyObject *module, PyObject *const *arguments, Py_ssiz
     int room = has_room();
     if (room < 0)
         return room == RAISED ? NULL : Py_NewRef(off);
-    if (!room || !look_up(here->spans, call.name, &last) || !add_request(&call, &middle))
+    if (!room || !recall(here->known_spans, here->spans, call.name, &last) ||
+        !add_request(&call, &middle))
         return PyObject_Vectorcall(slow_span, arguments, (size_t)count, keywords);
     Span *made = new_span();
     if (!made)
@@ -328,7 +363,8 @@ static PyObject *fast_record(PyObject *module, PyObject *const *arguments, Py_ss
         return NULL;
     if (room < 0)
         Py_RETURN_NONE;
-    if (!room || !look_up(here->marks, call.name, &last) || !add_request(&call, &middle))
+    if (!room || !recall(here->known_marks, here->marks, call.name, &last) ||
+        !add_request(&call, &middle))
         return PyObject_Vectorcall(slow_record, arguments, (size_t)count, keywords);
     int64_t *cell = next_cell();
     cell[0] = clock_monotonic();
