@@ -13,7 +13,7 @@ from rca_llm.exporters.verdict import Summary, details, headline, judged, root_c
 if TYPE_CHECKING:
     import pandas as pd
 
-COLOURS = ("#2f6db3", "#d9772a", "#14876d", "#a8528f", "#8b939e")
+COLOURS = ("#2f6db3", "#b85c14", "#0f7a60", "#a8528f", "#6b7480")
 """The classes' colours, as on the page."""
 
 MOST_HINTS = 3
