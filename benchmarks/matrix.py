@@ -69,3 +69,27 @@ def _misses(rows: Sequence[Row]) -> list[str]:
         said = ", ".join(row.hints) or "none"
         lines.append(f"| `{row.cause}` {row.magnitude:g}, seed {row.seed} | {said} | {row.note} |")
     return lines
+
+
+def whatif_table(rows: Sequence[Row]) -> str:
+    """What removing each cause saved, as the replay predicted and as it was when it was removed."""
+    found: dict[tuple[str, float], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.measured_ns is not None and row.predicted_ns is not None:
+            found[row.cause, row.magnitude].append(row)
+    lines = ["| removed | size | predicted | measured | apart |", "|---|---|---|---|---|"]
+    apart: list[float] = []
+    for (cause, size), own in found.items():
+        said = statistics.fmean(row.predicted_ns or 0 for row in own)
+        true = statistics.fmean(row.measured_ns or 0 for row in own)
+        off = abs(said - true) / true if true > 0 else float("inf")
+        apart.append(off)
+        cells = f"{said / 1e6:,.0f} ms | {true / 1e6:,.0f} ms | {off * 100:.1f} %"
+        lines.append(f"| `{cause}` | {size:g} | {cells} |")
+    if apart:
+        apart.sort()
+        lines += [
+            "",
+            f"Apart: median {statistics.median(apart) * 100:.1f} %, worst {apart[-1] * 100:.1f} %.",
+        ]
+    return "\n".join(lines) + "\n"

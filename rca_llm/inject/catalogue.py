@@ -43,13 +43,15 @@ class Cause:
 class Order:
     """One run that is wanted: the cause, how much of it, and the seed of its load.
 
-    `folder` is for files that the workload needs or leaves.
+    `folder` is for files that the workload needs or leaves. `without` serves the same load with the
+    cause removed.
     """
 
     cause: Cause
     magnitude: float
     seed: int
     folder: str
+    without: bool = False
 
 
 def _host(
@@ -208,7 +210,9 @@ CAUSES: dict[str, Cause] = {
 """All causes by name."""
 
 
-def order(name: str, magnitude: float | None, seed: int, folder: str) -> Order:
+def order(
+    name: str, magnitude: float | None, seed: int, folder: str, *, without: bool = False
+) -> Order:
     """A run of a cause; `RcaError` for a name nobody knows or a size that is none."""
     cause = CAUSES.get(name)
     if cause is None:
@@ -216,7 +220,7 @@ def order(name: str, magnitude: float | None, seed: int, folder: str) -> Order:
     size = cause.default if magnitude is None else magnitude
     if not 0 < size < float("inf"):
         raise RcaError(f"{name}: the magnitude ({cause.unit}) must be greater than 0")
-    return Order(cause, size, seed, folder)
+    return Order(cause, size, seed, folder, without)
 
 
 def workload(cause: Cause) -> Workload:

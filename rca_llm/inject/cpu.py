@@ -26,7 +26,8 @@ def run(order: Order) -> Truth:
         " arithmetic that never blocks"
     )
     made = {"cpu_quota": Quota, "cpu_hog": Neighbours}[order.cause.name]
-    Service(Load(), made(order.magnitude, ledger), order.seed).run()
+    fault = (Fault if order.without else made)(order.magnitude, ledger)
+    Service(Load(), fault, order.seed).run()
     return Truth(order, ledger)
 
 

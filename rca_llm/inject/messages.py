@@ -24,7 +24,10 @@ def run(order: Order) -> Truth:
     """Serve with a slow tokeniser, large messages, or slow clients."""
     ledger = Ledger()
     made = {"tokeniser": Tokeniser, "serialisation": Messages, "slow_client": SlowClients}
-    fault = made[order.cause.name](order.magnitude, ledger)
+    fault: Fault = made[order.cause.name](order.magnitude, ledger)
+    if order.without:
+        quick = order.cause.name == "slow_client"
+        fault = SlowClients(0, ledger) if quick else Fault(0, ledger)
     Service(Load(), fault, order.seed).run()
     if isinstance(fault, SlowClients):
         fault.account()

@@ -14,7 +14,8 @@ def run(order: Order) -> Truth:
         Service(Load(), Fault(1, ledger), order.seed).run()
         return Truth(order, ledger)
     burst = max(round(order.magnitude), 1)
-    load = Load(requests=3 * burst, burst=burst, most_running=2, between=4.0)
+    at_once = 3 * burst if order.without else 2
+    load = Load(requests=3 * burst, burst=burst, most_running=at_once, between=4.0)
     Service(load, Fault(order.magnitude, ledger), order.seed).run()
     for served in ledger.requests.values():
         waited = served.scheduled - served.arrival

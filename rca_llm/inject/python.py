@@ -21,7 +21,8 @@ def run(order: Order) -> Truth:
     """Serve with a thread that holds the lock, or with full collections of a large heap."""
     ledger = Ledger()
     made = {"gil": HeldLock, "gc": Collections}[order.cause.name]
-    Service(Load(), made(order.magnitude, ledger), order.seed).run()
+    fault = (Fault if order.without else made)(order.magnitude, ledger)
+    Service(Load(), fault, order.seed).run()
     return Truth(order, ledger)
 
 
@@ -53,13 +54,10 @@ class HeldLock(Fault):
                 pass
             time.sleep(CYCLE_S * max(1 - self.magnitude, 0))
 
-    def in_step(self, number: int) -> None:
-        """Note the run queue before the arithmetic."""
-        self._delay = run_delay()
-
     def waited(self, off_cpu_ns: int) -> int:
         """What is left when the run queue is taken off."""
-        return max(off_cpu_ns - (run_delay() - self._delay), 0)
+        before, self._delay = self._delay, run_delay()
+        return max(off_cpu_ns - (self._delay - before), 0)
 
     def end(self) -> None:
         """Let the thread go."""

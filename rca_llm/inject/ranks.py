@@ -31,11 +31,11 @@ Row = dict[str, Any]
 
 def run(order: Order) -> Truth:
     """Let rank 1 do `magnitude` ms of other work before every collective."""
-    folder = Path(order.folder)
+    folder, late_ms = Path(order.folder), 0.0 if order.without else order.magnitude
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(RANKS, timeout=PATIENCE_S)
     others = [
-        context.Process(target=work, args=(rank, order.magnitude, order.seed, barrier, str(folder)))
+        context.Process(target=work, args=(rank, late_ms, order.seed, barrier, str(folder)))
         for rank in range(RANKS)
     ]
     for process in others:

@@ -133,6 +133,12 @@ class Service:
         while self._coming and self._coming[0].due <= self._steps:
             self._coming.popleft().call.set()
         self._receive(block=not (self._running or self._waiting))
+        begun, ended, waited = off_cpu(self._work)
+        if self.fault.counts_off_cpu:
+            self.ledger.add(begun, ended, self.fault.waited(waited))
+
+    def _work(self) -> None:
+        """What the engine does without waiting for anybody."""
         self._admit()
         if self._running:
             self._step()
@@ -170,17 +176,12 @@ class Service:
         begun = perf_counter_ns()
         with step(self._steps, phases):
             self.fault.in_step(self._steps)
-            self._compute(prompts * PREFILL + DECODE)
+            with span("forward", kind="compute"):
+                self._arithmetic(prompts * PREFILL + DECODE)
         self.ledger.steps.append((begun, perf_counter_ns()))
         self._steps += 1
         for job in list(self._running):
             self._token(job)
-
-    def _compute(self, units: int) -> None:
-        with span("forward", kind="compute"):
-            begun, ended, waited = off_cpu(lambda: self._arithmetic(units))
-        if self.fault.counts_off_cpu:
-            self.ledger.add(begun, ended, self.fault.waited(waited))
 
     def _token(self, job: _Job) -> None:
         """A token leaves the engine; the last one ends the request there."""

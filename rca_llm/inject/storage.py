@@ -20,7 +20,8 @@ def run(order: Order) -> Truth:
     """Serve with reads, page faults or log flushes in every step."""
     ledger = Ledger()
     made = {"file_io": Reads, "page_faults": Faults, "log_flush": Flushes}[order.cause.name]
-    Service(Load(), made(order.magnitude, ledger, order.folder), order.seed).run()
+    fault = Fault(0, ledger) if order.without else made(order.magnitude, ledger, order.folder)
+    Service(Load(), fault, order.seed).run()
     return Truth(order, ledger)
 
 

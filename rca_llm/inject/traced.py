@@ -14,12 +14,20 @@ from rca_llm.inject.catalogue import CAUSES, Order, order, workload
 TRUTH = "truth.json"
 
 
-def inject(name: str, magnitude: float | None, seed: int, target: Path, *, force: bool) -> int:
+def inject(
+    name: str,
+    magnitude: float | None,
+    seed: int,
+    target: Path,
+    *,
+    force: bool = False,
+    without: bool = False,
+) -> int:
     """Run a cause traced into `target`; the exit status that the command ends with.
 
     Ranks write their own events; everything else is recorded by `rca-llm trace`.
     """
-    wanted = order(name, magnitude, seed, str(target))
+    wanted = order(name, magnitude, seed, str(target), without=without)
     if target.exists() and not force:
         raise RcaError(f"{target}: exists; will not overwrite without --force")
     if CAUSES[name].family == "ranks":
@@ -30,6 +38,7 @@ def inject(name: str, magnitude: float | None, seed: int, target: Path, *, force
 def _traced(wanted: Order, target: Path, *, force: bool) -> int:
     call = [sys.executable, "-m", "rca_llm.inject", wanted.cause.name]
     call += ["--magnitude", repr(wanted.magnitude), "--seed", str(wanted.seed)]
+    call += ["--without"] if wanted.without else []
     with tempfile.TemporaryDirectory(prefix="rca-llm-inject-") as folder:
         truth = Path(folder) / TRUTH
         status = launch.trace([*call, "--truth", str(truth)], launch.Options(target, force=force))

@@ -116,6 +116,7 @@ class Truth:
             "magnitude": self.order.magnitude,
             "unit": cause.unit,
             "seed": self.order.seed,
+            "without": self.order.without,
             "hints": list(cause.hints),
             "parts": list(cause.parts),
             "window": _window(done),
