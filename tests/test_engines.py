@@ -43,8 +43,9 @@ from types import SimpleNamespace as N
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.output_processor import OutputProcessor
 
-def step(new=(), cached=(), computed=(), resumed=(), **tokens):
+def step(new=(), cached=(), computed=(), resumed=(), ended=(), **tokens):
     return N(num_scheduled_tokens=tokens, scheduled_new_reqs=[N(req_id=n) for n in new],
+             total_num_scheduled_tokens=sum(tokens.values()), finished_req_ids=set(ended),
              scheduled_cached_reqs=N(req_ids=list(cached), num_computed_tokens=list(computed),
                                      resumed_req_ids=set(resumed)))
 

@@ -10,20 +10,22 @@ from __future__ import annotations
 from array import array
 
 from .. import format as layout
-from ..recorder import FAULTS, WORDS_A_CELL, current, pair, put
+from ..recorder import FAULTS, WORDS_A_CELL, current, put
 from ..scope import EVENTS, PHASES
 from ..span import SPAN, SUSPENDED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from mmap import mmap
     from struct import pack, unpack
 
     Batch = Iterable[tuple[str, str, int]]
 else:
     from struct import pack, unpack
 
-_STEP_REQUEST = layout.tag(layout.STEP_REQUEST) << 32
+_STEP_REQUEST = layout.tag(layout.STEP_REQUEST)
+_CELL = layout.CELL
 
 
 def event(name: str, request: str, time: int, count: int = 0) -> None:
@@ -92,32 +94,49 @@ def sample(metric: str, value: float, time: int) -> None:
         pass
 
 
+def batch_cell(request: str, phase: str, tokens: int) -> bytes:
+    """The cell of a request in a step's batch; it holds a number that means its id here only:
+
+    in records of the calling thread.
+    """
+    here = current()
+    return _CELL.pack(tokens, 0, PHASES[phase], here.ids[request], 0, _STEP_REQUEST)
+
+
 class Step:
-    """An engine step that is under way; steps may overlap, and end on any thread."""
+    """An engine step that is under way; steps may overlap, and end on any thread.
 
-    __slots__ = ("_at", "_place", "_words")
+    ``names`` are the requests of its batch and ``cells`` their cells (``batch_cell``), which an
+    engine may keep from step to step, since most of a batch stays the same.
+    """
 
-    def __init__(self, id: int, start: int, batch: Batch) -> None:
-        """Write the step; ``batch`` gives each request's id, phase and tokens."""
-        here = current()
-        ids, phases = here.ids, PHASES
-        rows: list[int] = []
-        place: dict[str, int] = {}
-        for request, phase, tokens in batch:
-            place[request] = len(rows)
-            rows += (tokens, 0, pair(phases[phase], ids[request]), _STEP_REQUEST)
-        self._place = place
+    __slots__ = ("_at", "_names", "_words")
+
+    def __init__(self, id: int, start: int, names: Sequence[str], cells: Sequence[bytes]) -> None:
+        self._names = names
         self._words: memoryview[int] | None = None
-        room = here.reserve(2 + len(place))
+        count = len(cells)
+        room = current().reserve(2 + count)
         if room is None:
             return
         words, at = room
-        more = at + WORDS_A_CELL
-        put(words, more, layout.MORE, id, -1)
-        first = more + WORDS_A_CELL
-        words[first : first + len(rows)] = memoryview(array("q", rows))
-        put(words, at, layout.STEP, start, 0, 0, len(place), 0, layout.FLAG_MORE)
+        put(words, at + WORDS_A_CELL, layout.MORE, id, -1)
+        if count:
+            first = (at + 2 * WORDS_A_CELL) * 8
+            block: mmap = words.obj  # type: ignore[assignment]  # the mapping below the view
+            block[first : first + count * layout.CELL_BYTES] = b"".join(cells)
+        put(words, at, layout.STEP, start, 0, 0, count, 0, layout.FLAG_MORE)
         self._words, self._at = words, at
+
+    @classmethod
+    def of(cls, id: int, start: int, batch: Batch) -> Step:
+        """A step of which every request's id, phase and tokens are given."""
+        rows = list(batch)
+        return cls(id, start, [row[0] for row in rows], [batch_cell(*row) for row in rows])
+
+    def __len__(self) -> int:
+        """How many requests are in its batch."""
+        return len(self._names)
 
     def end(self, time: int, tokens: Iterable[tuple[str, int]]) -> None:
         """The step is over, and so many tokens of each request left the engine with it."""
@@ -126,9 +145,24 @@ class Step:
             return
         # Behind the cells STEP and MORE, the second word of a request's cell.
         first = self._at + 2 * WORDS_A_CELL + 1
-        place = self._place
+        place = {name: number for number, name in enumerate(self._names)}
         for request, count in tokens:
             found = place.get(request)
             if found is not None:
-                words[first + found] = count
+                words[first + found * WORDS_A_CELL] = count
         words[self._at + 1] = time
+
+    def end_alike(self, time: int, count: int) -> None:
+        """The step is over, and ``count`` tokens of every request left the engine with it."""
+        words = self._words
+        if words is None:
+            return
+        first = self._at + 2 * WORDS_A_CELL + 1
+        many = len(self._names)
+        if many:
+            words[first : first + many * WORDS_A_CELL : WORDS_A_CELL] = _alike(count, many)
+        words[self._at + 1] = time
+
+
+def _alike(count: int, many: int) -> memoryview[int]:
+    return memoryview(array("q", (count,)) * many)

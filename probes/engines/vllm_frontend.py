@@ -129,11 +129,15 @@ def _monotonic(wall: float) -> int:
 
 def _process_outputs(process: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        began = perf_counter_ns()
+        began, before = perf_counter_ns(), _states(self)
         result = process(self, outputs, *args, **kwargs)
         try:
-            sent = args[0] if args else kwargs.get("engine_core_timestamp")
-            _processed(self, outputs, sent, began)
+            now = perf_counter_ns()
+            if outputs:
+                emit.span("vllm process_outputs", "detokenize", began, now)
+            if _states(self) != before:  # most outputs end no request
+                sent = args[0] if args else kwargs.get("engine_core_timestamp")
+                _ended(self, outputs, sent, began, now)
         except FAULTS:
             pass
         return result
@@ -141,10 +145,11 @@ def _process_outputs(process: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _processed(processor: Any, outputs: Any, sent: float | None, began: int) -> None:
-    now = perf_counter_ns()
-    if outputs:
-        emit.span("vllm process_outputs", "detokenize", began, now)
+def _states(processor: Any) -> int:
+    return len(getattr(processor, "request_states", ()))
+
+
+def _ended(processor: Any, outputs: Any, sent: float | None, began: int, now: int) -> None:
     for output in outputs:
         name = output.request_id
         if name in _live and name not in processor.request_states:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from time import perf_counter_ns
 
-from ..recorder import FAULTS
+from ..recorder import FAULTS, MAX_NAMES, current
 from . import emit
 from .patch import package_version, spanned
 
@@ -32,6 +32,9 @@ _sampled = [0]
 _open: dict[int, tuple[Any, emit.Step]] = {}
 # Tokens that a preempted request had computed and must compute again.
 _lost: dict[str, int] = {}
+# The cells of requests that decode one token a step, and the recorder whose numbers they hold.
+_decoding: dict[str, bytes] = {}
+_owner: list[Any] = [None]
 
 
 def version(module: Any) -> str:
@@ -58,6 +61,8 @@ def _scheduled(scheduler: Any, output: Any, began: int) -> None:
     if now - _sampled[0] > SAMPLE_NS:
         _sampled[0] = now
         _samples(scheduler, now)
+    for name in output.finished_req_ids:
+        _forget(name)
     if not output.num_scheduled_tokens:
         return
     _count[0] += 1
@@ -68,7 +73,7 @@ def _scheduled(scheduler: Any, output: Any, began: int) -> None:
         emit.event("resumed", request, began)
     if len(_open) >= MAX_OPEN:
         _open.clear()
-    _open[id(output)] = (output, emit.Step(_count[0], began, _batch(scheduler, output)))
+    _open[id(output)] = (output, emit.Step(_count[0], began, *_batch(scheduler, output)))
 
 
 def _resumed(cached: Any) -> Any:
@@ -80,23 +85,55 @@ def _resumed(cached: Any) -> Any:
     return [cached.req_ids[place] for place, resumed in enumerate(flags) if resumed]
 
 
-def _batch(scheduler: Any, output: Any) -> Iterator[tuple[str, str, int]]:
-    """Every request of a step with its phase and tokens."""
-    tokens, requests = output.num_scheduled_tokens, scheduler.requests
-    for new in output.scheduled_new_reqs:
-        name = new.req_id
-        yield name, "recompute" if name in _lost else "prefill", tokens[name]
-    cached = output.scheduled_cached_reqs
-    computed = cached.num_computed_tokens
+def _batch(scheduler: Any, output: Any) -> tuple[list[str], list[bytes]]:
+    """The requests of a step and their cells; those that decode as before have theirs ready."""
+    _use_cells_of(current())
+    tokens, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
+    names: list[str] = [new.req_id for new in output.scheduled_new_reqs]
+    cells = [_cell(name, "recompute" if name in _lost else "prefill", tokens) for name in names]
+    names += cached.req_ids
+    if output.total_num_scheduled_tokens == len(names):  # one token each, so none is speculated
+        known = list(map(_decoding.get, cached.req_ids))
+        if None not in known:
+            return names, cells + known  # type: ignore[operator]  # none of them is None
+    return names, cells + list(_cached_cells(scheduler, cached, tokens))
+
+
+def _cached_cells(scheduler: Any, cached: Any, tokens: Any) -> Iterator[bytes]:
+    """The cells of requests that were scheduled before."""
+    requests, computed = scheduler.requests, cached.num_computed_tokens
     for place, name in enumerate(cached.req_ids):
-        done = computed[place]
-        if name in _lost and done < _lost[name]:
-            phase = "recompute"
-        elif done < requests[name].num_prompt_tokens:
-            phase = "prefill"
-        else:
-            phase = "decode"
-        yield name, phase, tokens[name]
+        ready = _decoding.get(name)
+        if ready is not None and tokens[name] == 1:
+            yield ready
+            continue
+        phase = _phase(name, computed[place], requests[name].num_prompt_tokens)
+        made = _cell(name, phase, tokens)
+        if phase == "decode" and tokens[name] == 1:
+            _decoding[name] = made
+        yield made
+
+
+def _phase(name: str, done: int, prompt: int) -> str:
+    if name in _lost and done < _lost[name]:
+        return "recompute"
+    return "prefill" if done < prompt else "decode"
+
+
+def _cell(name: str, phase: str, tokens: Any) -> bytes:
+    return emit.batch_cell(name, phase, tokens[name])
+
+
+def _use_cells_of(recorder: Any) -> None:
+    """Cells hold numbers of one recorder's names; there are as many as requests that decode."""
+    if _owner[0] is not recorder or len(_decoding) > MAX_NAMES // 2:
+        _decoding.clear()
+        _owner[0] = recorder
+
+
+def _forget(name: str) -> None:
+    _decoding.pop(name, None)
+    _lost.pop(name, None)
 
 
 def _samples(scheduler: Any, now: int) -> None:
@@ -126,11 +163,13 @@ def _updated(scheduler_output: Any, outputs: Any, began: int) -> None:
     found = _open.pop(id(scheduler_output), None)
     if found is None:
         return
+    step = found[1]
     each = [output for client in outputs.values() for output in client.outputs]
-    found[1].end(now, [(o.request_id, len(o.new_token_ids)) for o in each])
-    for output in each:
-        if output.finish_reason is not None:
-            _lost.pop(output.request_id, None)
+    counts = [len(output.new_token_ids) for output in each]
+    if len(counts) == len(step) == counts.count(1):
+        step.end_alike(now, 1)
+    else:
+        step.end(now, ((output.request_id, len(output.new_token_ids)) for output in each))
 
 
 def _add(add: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,27 +189,12 @@ def _preempt(preempt: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             name = request.request_id
+            _decoding.pop(name, None)
             _lost[name] = max(request.num_computed_tokens, _lost.get(name, 0))
             emit.event("preempted", name, perf_counter_ns())
         except FAULTS:
             pass
         return preempt(self, request, *args, **kwargs)
-
-    return call
-
-
-def _finish(finish: Callable[..., Any]) -> Callable[..., Any]:
-    """Aborted from outside; the frontend records that it was, here only memory is given back."""
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        ended = finish(self, *args, **kwargs)
-        try:
-            for name in list(_lost):
-                if name not in self.requests:
-                    del _lost[name]
-        except FAULTS:
-            pass
-        return ended
 
     return call
 
@@ -181,7 +205,6 @@ TARGETS = {
         "Scheduler.update_from_output": _update,
         "Scheduler.add_request": _add,
         "Scheduler._preempt_request": _preempt,
-        "Scheduler.finish_requests": _finish,
         "Scheduler.get_grammar_bitmask": spanned("vllm get_grammar_bitmask"),
     }
 }
