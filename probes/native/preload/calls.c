@@ -94,11 +94,11 @@ static COLD void resolve(void)
 
 static uint64_t least_ns(void)
 {
-    const char *text = getenv("RCA_LLM_IO_US");
+    const char *text = getenv("RCA_LLM_IO_US"), *at = text;
     uint64_t value = 0;
-    for (; text && *text >= '0' && *text <= '9' && value < 1000000; text++)
-        value = value * 10 + (uint64_t)(*text - '0');
-    return text && !*text && value ? value * 1000 : DEFAULT_LEAST_NS;
+    for (; at && *at >= '0' && *at <= '9' && value < 1000000; at++)
+        value = value * 10 + (uint64_t)(*at - '0');
+    return at && at > text && !*at ? value * 1000 : DEFAULT_LEAST_NS;
 }
 
 __attribute__((constructor)) static void begin(void)

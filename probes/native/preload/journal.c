@@ -242,6 +242,8 @@ static COLD void grow(void)
     uint8_t *block = map_block(bytes, &error);
     if (!block) {
         stop(error);
+        if (first) /* without a header it would look damaged */
+            quiet(SYS_unlinkat, AT_FDCWD, (long)state->path, 0, 0, 0, 0);
         return;
     }
     state->file_bytes += bytes;
