@@ -28,6 +28,7 @@ from rca_llm.sampling import Limits, Sampler
 PROBES = Path(__file__).resolve().parent / "probes"
 BOOTSTRAP = PROBES / "bootstrap"
 T = TypeVar("T")
+INT_MAX = 2**31 - 1
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _OUTSIDE = (layout.WRITER_LAUNCHER, layout.WRITER_PRELOAD)
 """Who records of processes that our code in Python never reached."""
@@ -298,7 +299,7 @@ def _report_troubles(run: Run, sampler: Sampler | None) -> bool:
     stopped = [header for header in headers if header["stop_errno"]]
     if stopped:
         dropped = sum(header["dropped"] for header in stopped)
-        reason = os.strerror(stopped[0]["stop_errno"])
+        reason = os.strerror(stopped[0]["stop_errno"] & INT_MAX)
         say(f"{run.path}: recording ended early: {reason} ({dropped} records or threads lost)")
     elif all(header["writer"] in _OUTSIDE for header in headers):
         say(

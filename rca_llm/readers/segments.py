@@ -15,6 +15,13 @@ from rca_llm.table import NO_TEXT, Array, Ints, Mask, Strings
 Codes = NDArray[np.int32]
 
 CELL = np.dtype(list(layout.CELL_FIELDS))
+_MOST = {
+    "tid": 2**63 - 1,
+    "process_start": 2**63 - 1,
+    "dropped": 2**63 - 1,
+    "stop_errno": 2**31 - 1,
+}
+"""The largest values of header fields that are wider than what they are used for."""
 _PAYLOADS = (layout.PENDING, layout.NAME, layout.BUFFER)
 
 
@@ -84,6 +91,8 @@ def parse(name: str, data: bytes | bytearray | memoryview) -> Segment | None:
         return None
     values = layout.HEADER.unpack_from(view, len(layout.MAGIC))
     header = dict(zip(layout.HEADER_FIELDS, values, strict=True))
+    for field_name, most in _MOST.items():  # what lies above comes from damage
+        header[field_name] &= most
     if header["cell_bytes"] != layout.CELL_BYTES or header["header_bytes"] < layout.HEADER_BYTES:
         return None
     body = view[header["header_bytes"] :]
