@@ -82,11 +82,11 @@ def lengths_by(group: Array, start: Array, end: Array, groups: int) -> Ints:
     """The length of the union of every group's own intervals, ns."""
     order = np.lexsort([start, group])
     group, start, end = group[order], start[order], end[order]
-    floor = _reach_before(group, end)
+    floor = reach_before(group, end)
     return sum_by(group, np.maximum(end - np.maximum(start, floor), 0), groups)
 
 
-def _reach_before(group: Array, end: Array) -> Ints:
+def reach_before(group: Array, end: Array) -> Ints:
     """How far the earlier intervals of the same group reach; the groups lie one after another.
 
     A running maximum within groups, by doubling the distance that is looked back.

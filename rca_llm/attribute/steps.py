@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from rca_llm import intervals
-from rca_llm.attribute.links import among
+from rca_llm.attribute.links import among, dense_threads
 from rca_llm.attribute.ranks import Rank
 from rca_llm.intervals import Pieces
 from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Table, known
@@ -25,6 +25,14 @@ _VLLM = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
 
 _SGLANG = re.compile(r"step\[(EXTEND|DECODE|MIXED)\b[^\]]*?\bbs=(\d+)(?:[^\]]*?\btoks=(\d+))?")
 """SGLang's step span: forward mode, batch size and, for prefill, tokens."""
+
+_TENSORRT = re.compile(
+    r"\[Executor\] _forward_step[^:]*: (\d+) ctx reqs, (?:(\d+) ctx tokens, )?(\d+) gen reqs"
+)
+"""TensorRT-LLM's: context requests, their tokens in newer versions, generation requests."""
+
+_FORWARD = re.compile(r"forward$", re.I)
+"""What a program may call the pass through its model; its modules may be called so too."""
 
 _GENERIC = re.compile(r"(?:ProfilerStep|step|iteration|iter|decode[ _]?step)[ _#:\-]*(\d+)", re.I)
 """A counted range, as torch.profiler and many programs mark their loops."""
@@ -53,10 +61,18 @@ def _sglang_load(match: re.Match[str]) -> Load:
     return Load()
 
 
+def _tensorrt_load(match: re.Match[str]) -> Load:
+    """One token a generation request: what speculation adds is not said."""
+    context, tokens, generation = (None if n is None else int(n) for n in match.groups())
+    return Load(context, 0 if context == 0 else tokens, generation, generation)
+
+
 _FAMILIES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Load]], ...] = (
     (_VLLM, _vllm_load),
     (_SGLANG, _sglang_load),
+    (_TENSORRT, _tensorrt_load),
     (_GENERIC, lambda _: Load()),
+    (_FORWARD, lambda _: Load()),
 )
 """Names that mark steps, the most telling first; only one family is used."""
 
@@ -168,8 +184,7 @@ def _from_ranges(timeline: Timeline) -> Steps:
     ranges = timeline["ranges"]
     loads = _step_names(timeline, ranges)
     rows = np.flatnonzero(among(ranges["name"], list(loads))) if loads else np.empty(0, np.int64)
-    rows = rows[known(ranges["start"][rows])]
-    rows = rows[np.argsort(ranges["start"][rows], kind="stable")]
+    rows = _outermost(ranges, rows[known(ranges["start"][rows])])
     found = [loads[int(code)] for code in ranges["name"][rows]]
     prefill = _column([load.prefill_tokens for load in found])
     decode = _column([load.decode_tokens for load in found])
@@ -189,6 +204,17 @@ def _from_ranges(timeline: Timeline) -> Steps:
         nobody,
         Table(BATCH),
     )
+
+
+def _outermost(ranges: Table, rows: Ints) -> Ints:
+    """Those ranges that lie in no other of them on the same thread, by start."""
+    _, (thread,) = dense_threads(ranges.take(rows))
+    start = ranges["start"][rows]
+    end = np.maximum(ranges["end"][rows], start)  # an unknown end is the smallest number
+    order = np.lexsort([-end, start, thread])
+    around = intervals.reach_before(thread[order], end[order])
+    outer = order[end[order] > around]
+    return rows[outer[np.argsort(start[outer], kind="stable")]]
 
 
 def _step_names(timeline: Timeline, ranges: Table) -> dict[int, Load]:
