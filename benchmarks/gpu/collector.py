@@ -1,13 +1,13 @@
 """Measures the GPU collector on real hardware, against rival tracers and against CUPTI's own price.
 
-    python benchmarks/gpu/collector.py --out results --stages build,agree,kill,recover,pairs,rivals
+    python benchmarks/gpu/collector.py --out results --stages build,record,agree,kill,recover,launch
 
 Stages stand alone and write what they found into `results/collector.json` at once, so that a time
 limit costs only what has not run. `build` compiles the collector and the floor; `agree` compares
 kernel by kernel with Nsight Systems and torch.profiler; `kill` ends a traced process by SIGKILL;
-`recover` runs a torch.profiler session inside a trace, with steps across graph launches; `pairs`
-alternates traced and untraced blocks in one process; `rivals` alternates whole processes; `many`
-launches millions of kernels. `--dry-run` prints the commands.
+`recover` runs a torch.profiler session inside a trace, with steps across graph launches; `spans`
+times our spans. What tracers cost is measured by `overhead.py` and `burst.py`, large recordings by
+`scale.py`. `--dry-run` prints the commands.
 """
 
 from __future__ import annotations
@@ -437,88 +437,6 @@ def _within(kernels: Any, begin: int, end: int) -> int:
     return int(((kernels["start"] >= begin) & (kernels["start"] < end)).sum())
 
 
-def spread(ratios: list[float]) -> list[float]:
-    """Quartiles of paired ratios."""
-    return [round(value, 4) for value in statistics.quantiles(ratios, n=4)]
-
-
-def pairs(session: Session) -> None:
-    """Traced and untraced blocks of one process, alternating: CUPTI's price and ours."""
-    modes = {
-        "kernels": {"RCA_LLM_GPU": "kernels"},
-        "full": {"RCA_LLM_GPU": "full"},
-        "graph": {"RCA_LLM_GPU": "kernels", "RCA_LLM_GRAPH": "graph"},
-    }
-    found: dict[str, Any] = {}
-    for mode, variables in modes.items():
-        _, env = session.traced(f"pairs-{mode}", **variables)
-        count = str(session.arguments.pairs)
-        phases = "graph" if mode == "graph" else "eager,prefill,tiny"
-        done = session.workload(f"pairs-{mode}", env, "--phases", phases, "--pairs", count)
-        found[mode] = {"status": done["status"], "said": done["said"]}
-        for phase in done.get("phases", ()):
-            off, on = phase["pairs"]["off"], phase["pairs"]["on"]
-            found[mode][phase["phase"]] = {
-                "ratio": spread([b / a for a, b in zip(off, on, strict=True)]),
-                "untraced_us": round(statistics.median(off) / 1000, 1),
-            }
-        session.keep("pairs", found)
-
-
-def rivals(session: Session) -> None:
-    """Whole processes under each tracer, alternating: medians of every phase, and their ratios."""
-
-    def ours(**variables: str) -> Callable[[str], Any]:
-        return lambda name: session.workload(name, session.traced(name, **variables)[1], *options)
-
-    def bare(kinds: str) -> Callable[[str], Any]:
-        env = {"CUDA_INJECTION64_PATH": str(session.floor), "BARE_KINDS": kinds}
-        return lambda name: session.workload(name, env, *options)
-
-    options = ("--repeat", str(session.arguments.repeat), "--phases", "eager,graph,prefill,tiny")
-    tracers: dict[str, Callable[[str], Any]] = {
-        "none": lambda name: session.workload(name, {}, *options),
-        "kernels": ours(RCA_LLM_GPU="kernels"),
-        "floor-kernels": bare(FLOOR_KERNELS),
-        "full": ours(RCA_LLM_GPU="full"),
-        "floor-all": bare(FLOOR_ALL),
-        "graph": ours(RCA_LLM_GPU="kernels", RCA_LLM_GRAPH="graph"),
-        "external": ours(RCA_LLM_GPU="full", RCA_LLM_EXTERNAL="on"),
-        "torch.profiler": lambda name: session.workload(name, {}, *options, "--profiler", "cuda"),
-    }
-    chosen = session.arguments.tracers.split(",") if session.arguments.tracers else list(tracers)
-    found: dict[str, list[Any]] = {name: [] for name in chosen}
-    for number in range(session.arguments.rounds):
-        for name in chosen:
-            found[name].append(summary(tracers[name](f"rivals-{name}-{number}")))
-            session.keep("rivals", found)
-
-
-ATTRIBUTES = {
-    "default": "",
-    "pinned host buffers": "8:1:1",
-    "device buffers in device memory": "8:0:1",
-    "large device buffers": "0:67108864:8,6:8:8",
-    "one buffer for all threads": "9:0:1",
-    "zeroed buffers": "5:1:1",
-}
-
-
-def attributes(session: Session) -> None:
-    """CUPTI's own price with kernels only, by the attributes that might lower it."""
-    options = ("--repeat", "15", "--phases", "eager,graph,tiny")
-    found: dict[str, Any] = {"untraced": summary(session.workload("attributes", {}, *options))}
-    for name, chosen in ATTRIBUTES.items():
-        env = {"CUDA_INJECTION64_PATH": str(session.floor), "BARE_KINDS": FLOOR_KERNELS}
-        env["BARE_ATTRIBUTES"] = chosen
-        found[name] = summary(session.workload("attributes", env, *options))
-        session.keep("attributes", found)
-    for api in ("both", "runtime", "driver", "off"):
-        _, env = session.traced(f"api-{api}", RCA_LLM_GPU="full", RCA_LLM_API=api)
-        found[f"full, API {api}"] = summary(session.workload("attributes", env, *options))
-        session.keep("attributes", found)
-
-
 def spans(session: Session) -> None:
     """What `span` and `record` cost on this machine, in C and in Python."""
     import sysconfig
@@ -573,47 +491,6 @@ print(json.dumps({k: [round(x, 1) for x in statistics.quantiles(v, n=4)] for k, 
 """
 
 
-MANY = """
-import json, sys, time
-import torch
-x = torch.ones(32, device="cuda")
-def memory():
-    for line in open("/proc/self/status"):
-        if line.startswith("VmRSS"):
-            return int(line.split()[1])
-begun, before = time.monotonic(), memory()
-count = int(sys.argv[1])
-for start in range(0, count, 100000):
-    for _ in range(100000):
-        x.add_(1)
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-print(json.dumps({"s": time.monotonic() - begun, "rss_kb": [before, memory()],
-                  "gpu_used": total - free, "launched": count}))
-"""
-
-
-def many(session: Session) -> None:
-    """Millions of short kernels in one process: memory, rotation, zero timestamps."""
-    run, env = session.traced("many", RCA_LLM_GPU="kernels")
-    count = str(session.arguments.many)
-    done = session.run([sys.executable, "-c", MANY, count], env, limit=400)
-    if session.arguments.dry_run:
-        return
-    timeline = read(run)
-    gpu = timeline["gpu"]
-    session.keep(
-        "many",
-        {
-            "run": done,
-            "kernels": int((gpu["kind"] == 0).sum()),
-            "without_time": int((gpu["start"] < 0).sum()),
-            "segments": len(list(run.rglob("*.seg"))),
-            "facts": facts_of(run)[:40],
-        },
-    )
-
-
 def record(session: Session) -> None:
     """Keep a small recording: three requests of one prefill and eight decode steps."""
     run, env = session.traced("generate", RCA_LLM_GPU="full")
@@ -657,10 +534,6 @@ STAGES: dict[str, Callable[[Session], None]] = {
     "recover": recover,
     "record": record,
     "launch": launch,
-    "pairs": pairs,
-    "rivals": rivals,
-    "many": many,
-    "attributes": attributes,
     "spans": spans,
 }
 
@@ -673,10 +546,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--size", default="1b", choices=("tiny", "1b", "7b"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--repeat", type=int, default=20)
-    parser.add_argument("--pairs", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tracers", default="")
-    parser.add_argument("--many", type=int, default=5_000_000)
     parser.add_argument("--dry-run", action="store_true")
     return parser.parse_args()
 

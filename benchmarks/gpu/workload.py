@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -35,8 +33,6 @@ SIZES = {
 }
 PROMPT = 128
 LONGEST = 4096
-KINDS = (1, 2, 4, 5, 10, 17, 22, 38, 39, 52)
-"""Every CUPTI kind that our collector may have enabled."""
 
 
 def options() -> argparse.Namespace:
@@ -46,7 +42,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--phases", default="eager,graph,prefill,tiny,generate")
     parser.add_argument("--repeat", type=int, default=40)
-    parser.add_argument("--pairs", type=int, default=0, help="alternate traced and untraced blocks")
     parser.add_argument("--profiler", choices=("none", "cuda", "all"), default="none")
     parser.add_argument("--times", type=Path)
     parser.add_argument("--serve", choices=("no", "seat", "pipe"), default="no")
@@ -139,24 +134,6 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-class Switch:
-    """Turns the collecting of this process off and on, for pairs within one process."""
-
-    def __init__(self) -> None:
-        self.collector = ctypes.CDLL(os.environ["CUDA_INJECTION64_PATH"])
-        self.cupti = ctypes.CDLL("libcupti.so.13")
-
-    def off(self) -> None:
-        """No kind enabled: what is left is what CUPTI leaves behind."""
-        self.collector.rca_llm_gpu_release()
-        for kind in KINDS:
-            self.cupti.cuptiActivityDisable(kind)
-
-    def on(self) -> None:
-        """Everything as it was."""
-        self.collector.rca_llm_gpu_reclaim()
-
-
 @contextlib.contextmanager
 def nvtx_range(name: str, device: str) -> Iterator[None]:
     """A range that every tracer shows."""
@@ -194,19 +171,6 @@ def run_phase(name: str, work: Callable[[], None], arguments: argparse.Namespace
                 with arguments.progress.open("a") as file:
                     file.write(f"{name} {number} {time.monotonic_ns()}\n")
     return {"phase": name, "begin": begun, "end": time.monotonic_ns(), "times": times}
-
-
-def run_pairs(name: str, work: Callable[[], None], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Blocks of repetitions, alternately traced and not: the median time of each block."""
-    switch = Switch()
-    found: dict[str, list[int]] = {"off": [], "on": []}
-    for _ in range(arguments.pairs):
-        for state in ("off", "on"):
-            getattr(switch, state)()
-            timed(work, arguments.device)
-            block = sorted(timed(work, arguments.device) for _ in range(5))
-            found[state].append(block[2])
-    return {"phase": name, "pairs": found}
 
 
 def profiled(arguments: argparse.Namespace, body: Callable[[], None]) -> None:
@@ -333,11 +297,10 @@ def main() -> None:
         window: list[int] = []
 
         def body() -> None:
-            run = run_pairs if arguments.pairs else run_phase
             window.append(time.monotonic_ns())
             with nvtx_range("body", arguments.device):
                 for name in arguments.phases.split(","):
-                    found.append(run(name, getattr(model, name), arguments))
+                    found.append(run_phase(name, getattr(model, name), arguments))
             window.append(time.monotonic_ns())
 
         for name in arguments.phases.split(","):  # captures, autotuning and lazy loading come first
