@@ -21,7 +21,7 @@ from rca_llm.counting import READY, Counting
 from rca_llm.errors import RcaError
 from rca_llm.finish import finish
 from rca_llm.probes import format as layout
-from rca_llm.probes import recorder
+from rca_llm.probes import plugin, recorder
 from rca_llm.run import Run
 from rca_llm.sampling import Limits, Sampler
 
@@ -152,6 +152,7 @@ def environment(base: Mapping[str, str], run: Run, options: Options) -> dict[str
             env.setdefault("NVTX_INJECTION64_PATH", str(library))
     if options.io == "on":
         _preload(env)
+    plugin.allow(env)
     return env
 
 

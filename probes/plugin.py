@@ -1,0 +1,38 @@
+"""The entry point that vLLM and SGLang call in each of their processes where rca-llm is installed.
+
+Python starts the probes by itself in a trace (``bootstrap/``); this door is for processes that it
+does not: under ``python -I`` or ``-E``, or with PYTHONPATH cleaned. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+NAME = "rca_llm"
+"""The name of the entry point, for allow-lists."""
+
+ALLOW_LISTS = ("VLLM_PLUGINS", "SGLANG_PLUGINS")
+"""Environment variables that name the plugins to load, where they are set."""
+
+
+def register() -> None:
+    """Start the probes in a process of a trace that has none yet; may be called again."""
+    run = os.environ.get("RCA_LLM_RUN")
+    if not run or sys.version_info < (3, 7) or "_rca_llm_probes" in sys.modules:
+        return
+    try:
+        from . import start
+
+        sys.modules["_rca_llm_probes"] = sys.modules[__package__ or ""]
+        start(run)
+    except Exception:  # whatever is wrong with us, the engine starts
+        pass
+
+
+def allow(environment: dict[str, str]) -> None:
+    """Add our name to the allow-lists that are set."""
+    for variable in ALLOW_LISTS:
+        names = environment.get(variable)
+        if names is not None and NAME not in names.split(","):
+            environment[variable] = f"{names},{NAME}" if names else NAME
