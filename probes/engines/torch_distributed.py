@@ -124,12 +124,12 @@ def _listed(ranks: list[int]) -> str:
 
 def _size(tensor: Any, op: str, ranks: int) -> tuple[int, str]:
     """Bytes and type of what a call was given: -1 of nothing, -2 where it is on a GPU."""
-    first = tensor[0] if isinstance(tensor, (list, tuple)) and tensor else tensor
+    own: list[Any] = list(tensor) if isinstance(tensor, (list, tuple)) else [tensor]
+    first: Any = own[0] if own else None
     if not hasattr(first, "element_size"):
         return -1, ""
     if first.device.type != "cpu":
         return -2, ""
-    own = tensor if isinstance(tensor, (list, tuple)) else [tensor]
     bytes = sum(one.numel() * one.element_size() for one in own)
     if op == "all_to_all":
         bytes //= max(ranks, 1)
@@ -140,8 +140,8 @@ def _pair(
     dist: Any, op: str, where: str, ranks: list[int], args: Any, kwargs: Any, other: str
 ) -> tuple[str, int]:
     """The communicator of a send or a receive: the group and the way, and how many take part."""
-    mine = dist.get_rank()
-    peer = args[1] if len(args) > 1 else kwargs.get(other)
+    mine: int = dist.get_rank()
+    peer: Any = args[1] if len(args) > 1 else kwargs.get(other)
     if peer is None and kwargs.get("group_" + other) is not None:
         peer = ranks[kwargs["group_" + other]]
     if peer is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
 import numpy as np
 
 from rca_llm import hardware, intervals
+from rca_llm.attribute.collective_parts import Part
 from rca_llm.attribute.collectives import Collective, summary_row
 from rca_llm.attribute.parts import CODE, PARTS
 from rca_llm.hints.case import Case, Spans
@@ -55,6 +56,70 @@ class _Arrival:
     wait: int
     own: int
     transfer: int
+    carried: int = 0
+    """How much later than the others the last rank came only because its host was behind before."""
+
+    @property
+    def new(self) -> int:
+        """What the others waited for a delay that was not there at the collective before, ns."""
+        return sum(max(self.late[1] - part.start - self.carried, 0) for part in self._others)
+
+    @property
+    def fresh(self) -> tuple[int, int]:
+        """From when to when the last rank came later than it would have by carrying on."""
+        return min(self.late[0] + self.carried, self.late[1]), self.late[1]
+
+    @property
+    def _others(self) -> list[Part]:
+        return [part for part in self.collective.parts if part.rank != self.last]
+
+
+def _with_carried(case: Case, found: Sequence[_Arrival]) -> list[_Arrival]:
+    """Arrivals by time, with what the last rank's host carried over from the collective before.
+
+    A host that fell behind stays behind until it waits for the device, at the latest until the
+    next step: where launching limits the pace, every later collective of the step shows the same
+    lag, though nothing new delays the rank. Of a rank whose device had to wait for its host, only
+    what was added to the lag counts. All of it counts where the recording tells no steps.
+    """
+    starts = {
+        partition.rank.number: recording.steps.start[partition.steps]
+        for recording, partition in case.job.ranks
+    }
+    before: dict[tuple[int, ...], Collective] = {}
+    made: list[_Arrival] = []
+    for one in sorted(found, key=lambda arrival: arrival.late[1]):
+        key = tuple(sorted(part.rank for part in one.collective.parts))
+        if key in before and one.last in starts:
+            one = replace(one, carried=_carried(before[key], one, starts[one.last]))
+        before[key] = one.collective
+        made.append(one)
+    return made
+
+
+def _carried(before: Collective, one: _Arrival, steps: Ints) -> int:
+    """How much of a rank's lateness is a lag that its host had at the collective before, ns."""
+    mine, then = (_part_of(each, one.last) for each in (one.collective, before))
+    if mine.issued is None or then.issued is None:
+        return 0
+    step, earlier = np.searchsorted(steps, [mine.issued, then.issued], "right")
+    host_bound = mine.issued >= max(part.end for part in before.parts)
+    if not host_bound or step != earlier or not step:
+        return 0
+    old, now = _lag(before, one.last), _lag(one.collective, one.last)
+    added = None if old is None or now is None else max(now - max(old, 0), 0)
+    return 0 if added is None else max(one.spread - added, 0)
+
+
+def _part_of(one: Collective, rank: int) -> Part:
+    return next(part for part in one.parts if part.rank == rank)
+
+
+def _lag(one: Collective, rank: int) -> int | None:
+    """How much later a rank's host issued a collective than all others, ns; None where untold."""
+    times = {part.rank: part.issued for part in one.parts}
+    own, others = times.pop(rank), [time for time in times.values() if time is not None]
+    return None if own is None or len(others) < len(times) else own - max(others)
 
 
 def _arrivals(case: Case) -> list[_Arrival]:
@@ -103,26 +168,28 @@ def peer_wait(case: Case) -> Hint | None:
 
     Symptom: waiting is `wait_share` of the time that ranks other than the last spend in
     collectives, and one rank is last in `last_share` of those in which anybody waits noticeably,
-    and holds as much of the waiting. Source: threads C25, C37-C41, B54. Disproof: ranks that
-    arrive together. What the late rank did meanwhile is the cause; do not tune NCCL.
+    and holds as much of the waiting. A lag that the last rank's host only carries on with, where
+    launching limits the pace of all ranks, is not counted again. Source: threads C25, C37-C41,
+    B54. Disproof: ranks that arrive together. What the late rank did meanwhile is the cause; do
+    not tune NCCL.
     """
     limits = case.limits("R05")
-    found = _arrivals(case)
-    own, wait = sum(one.own for one in found), sum(one.wait for one in found)
+    found = _with_carried(case, _arrivals(case))
+    own, wait = sum(one.own for one in found), sum(one.new for one in found)
     if not own or wait < limits["wait_share"] * own:
         return None
-    waited = [one for one in found if one.wait >= limits["noticeable"] * max(one.own, 1)]
+    waited = [one for one in found if one.new >= limits["noticeable"] * max(one.own, 1)]
     rank, times = Counter(one.last for one in waited).most_common(1)[0]
-    by_rank = sum(one.wait for one in waited if one.last == rank)
+    by_rank = sum(one.new for one in waited if one.last == rank)
     if times < limits["last_share"] * len(waited) or by_rank < limits["last_share"] * wait:
         return None
-    late = [one.late for one in waited if one.last == rank]
+    late = [one.fresh for one in waited if one.last == rank]
     spans = intervals.union(*(np.array(side, np.int64) for side in zip(*late, strict=True)))
     charge = case.charge(ANY, spans)
     doing, share = _doing(case, rank, spans)
     explained = EXPLAINERS.get(doing) if doing and share >= limits["explained"] else None
     transfer = sum(one.transfer for one in found)
-    op = max(waited, key=lambda one: one.wait).collective.parts[0].op or "collectives"
+    op = max(waited, key=lambda one: one.new).collective.parts[0].op or "collectives"
     return Hint(
         f"{time(wait)} of {time(own)} in {op} is waiting for rank {rank}; transfer is only"
         f" {time(transfer)}" + (f". Rank {rank} spends the time in {doing}" if doing else ""),
@@ -131,6 +198,7 @@ def peer_wait(case: Case) -> Hint | None:
         {
             "rank": rank,
             "wait_ns": wait,
+            "carried_ns": sum(one.wait for one in found) - wait,
             "in_collectives_ns": own,
             "transfer_ns": transfer,
             "wait_share": wait / own,

@@ -1,8 +1,8 @@
 """A tensor-parallel toy model on gloo: run by torchrun, one rank of it delayed on purpose.
 
 Every step multiplies by a column-parallel and a row-parallel matrix and sums the ranks' parts with
-an all-reduce, as a layer of a transformer does. What the delays really took, by this program's own
-clock, is written as JSON by rank 0's neighbour: the rank that was delayed.
+an all-reduce, as a layer of a transformer does. What the delays really cost, by this program's own
+clocks, every rank writes as JSON: ns of each step, before the all-reduce.
 
     torchrun --nproc-per-node 2 tensor_parallel.py --delay sleep --rank 1 --truth truth.json
 """
@@ -57,7 +57,7 @@ class Garbage:
         gc.collect()
         return time.perf_counter_ns() - begin
 
-    def delay(self, _: float) -> int:
+    def collect_again(self, _: float) -> int:
         """The same."""
         return self.collect()
 
@@ -71,19 +71,34 @@ class Hog:
         code = f"import os\nos.sched_setaffinity(0, {core})\nwhile os.getppid() != 1: pass"
         self.process = subprocess.Popen([sys.executable, "-S", "-E", "-c", code])
 
-    def delay(self, ms: float) -> int:
-        """Work that takes longer than its processor time; by how much, ns."""
-        begin = time.perf_counter_ns() - time.thread_time_ns()
-        with span("work", kind="compute"):
-            spin(ms)
-        return time.perf_counter_ns() - time.thread_time_ns() - begin
+    def stop(self) -> None:
+        """End it."""
+        self.process.kill()
 
 
-def delays(kind: str, ms: float) -> Callable[[float], int]:
-    """What delays a rank; returns the ns that it cost."""
-    if kind == "sleep":
-        return sleep
-    return Garbage(ms).delay if kind == "gc" else Hog().delay
+def work(ms: float) -> int:
+    """Compute; how much longer it took than its processor time, ns."""
+    begin = time.perf_counter_ns() - time.thread_time_ns()
+    with span("work", kind="compute"):
+        spin(ms)
+    return time.perf_counter_ns() - time.thread_time_ns() - begin
+
+
+def nothing(_: float) -> int:
+    """No delay."""
+    return 0
+
+
+def delays(kind: str, mine: bool, ms: float) -> Callable[[float], int]:
+    """What a rank does before each layer; it returns what that cost, ns.
+
+    With a hog all ranks do the same work, and one has to share its core.
+    """
+    if kind == "hog":
+        return work
+    if not mine or kind == "none":
+        return nothing
+    return sleep if kind == "sleep" else Garbage(ms).collect_again
 
 
 def main() -> None:
@@ -93,13 +108,14 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--ms", type=float, default=80)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--truth", type=Path, required=True)
+    parser.add_argument("--truth", required=True, help="a path, to which each adds its rank")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    mine = arguments.delay != "none" and rank == arguments.rank
-    delay = delays(arguments.delay, arguments.ms) if mine else None
+    mine = rank == arguments.rank
+    delay = delays(arguments.delay, mine, arguments.ms)
+    hog = Hog() if mine and arguments.delay == "hog" else None
     torch.manual_seed(rank)
     column, row = torch.randn(WIDTH, WIDTH // size), torch.randn(WIDTH // size, WIDTH)
     state = torch.ones(16, WIDTH)
@@ -107,8 +123,7 @@ def main() -> None:
     dist.barrier()
     for step in range(arguments.steps):
         with span(f"step {step}", step=step):
-            if delay is not None:
-                took.append(delay(arguments.ms))
+            took.append(delay(arguments.ms))
             with span("layer", kind="compute"):
                 part = torch.relu(state @ column) @ row
             dist.all_reduce(part)
@@ -117,12 +132,11 @@ def main() -> None:
     with span("meanwhile", kind="compute"):
         spin(5)
     waiting.wait()
-    if mine:
-        arguments.truth.write_text(json.dumps(took))
+    Path(f"{arguments.truth}.{rank}").write_text(json.dumps(took))
     dist.barrier()
     dist.destroy_process_group()
-    if isinstance(getattr(delay, "__self__", None), Hog):
-        delay.__self__.process.kill()  # type: ignore[union-attr]
+    if hog is not None:
+        hog.stop()
 
 
 if __name__ == "__main__":
