@@ -97,6 +97,7 @@ COLLECTIVES: Schema = {
     "proto": "text",
     "correlation": "int",  # of the kernel that did it, where there is one in `gpu`
     "waited_from": "time",  # since when a thread did nothing but wait for it; else since its start
+    "issued": "time",  # when the host handed it to the device
 }
 REQUESTS: Schema = {
     "id": "text",

@@ -97,6 +97,65 @@ def test_a_late_rank_with_a_cause_claims_no_more_than_it() -> None:
     assert summary["hints"][0]["id"] == "R08"
 
 
+def launch_bound(lag: Callable[[int], int], *, told: bool = True, steps: int = 12) -> list[Scene]:
+    """Ranks that launch eight all-reduces a step, 300 us apart; the second one's host is behind.
+
+    `lag` is by how much at each of a step's all-reduces. The devices have nothing else to do.
+    """
+    scenes = []
+    for rank in range(2):
+        scene = Scene(rank=rank, world_size=2, host="h0")
+        for step in range(steps):
+            begin = done = step * PERIOD
+            for i in range(8):
+                issued = [begin + (i + 1) * 300 * US, begin + (i + 1) * 300 * US + lag(i)]
+                start, done = max(issued[rank] + 5 * US, done), max(issued) + 25 * US
+                row = {"issued": issued[rank]} if told else {}
+                scene.row(
+                    "collectives",
+                    **row,
+                    comm="tp",
+                    op="all_reduce",
+                    seq=8 * step + i,
+                    rank=rank,
+                    process=1,
+                    device=0,
+                    bytes=1 << 20,
+                    start=start,
+                    end=done,
+                )
+            scene.step(step, begin, begin + 9 * MS, R="decode" if step else "prefill")
+            scene.work("add_kernel", begin + 8 * MS, begin + 9 * MS)
+        scene.request("R", 0, [step * PERIOD + 9 * MS for step in range(steps)])
+        scenes.append(scene)
+    return scenes
+
+
+def test_a_lag_that_is_only_carried_on_names_nobody() -> None:
+    """The host is 200 us behind in every step, from its second all-reduce on."""
+    scenes = launch_bound(lambda i: 200 * US if i else 0)
+    assert "R05" not in ids(job(*scenes))
+
+
+def test_a_lag_that_grows_names_the_rank() -> None:
+    found = hint(job(*launch_bound(lambda i: (i + 1) * 700 * US)), "R05")["evidence"]
+    assert found["rank"] == 1
+    assert found["wait_ns"] == 12 * 8 * 700 * US
+    assert found["carried_ns"] == 12 * 7 * (300 - 20) * US
+
+
+def test_a_delay_at_the_start_of_a_step_counts_once() -> None:
+    found = hint(job(*launch_bound(lambda i: 5 * MS)), "R05")["evidence"]
+    assert found["wait_ns"] == 12 * 5 * MS
+    assert found["carried_ns"] == 12 * 7 * (300 - 20) * US
+
+
+def test_all_waiting_counts_where_nobody_tells_when_a_collective_was_issued() -> None:
+    found = hint(job(*launch_bound(lambda i: 5 * MS, told=False)), "R05")["evidence"]
+    assert found["wait_ns"] == 12 * (5 * MS + 7 * (300 - 20) * US)
+    assert found["carried_ns"] == 0
+
+
 def test_ranks_are_not_compared_while_one_is_missing() -> None:
     scenes = ranks(habit(1, 3 * MS))
     for scene in scenes:

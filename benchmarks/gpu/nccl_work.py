@@ -38,6 +38,9 @@ IN_GRAPH = 5
 """Collectives in one captured graph."""
 
 SLEEP_S = 0.010
+LATE_S = 0.040
+"""In the decoder's late steps: well above what launching under other tools varies by."""
+
 GC_PAUSE_NS = 25_000_000
 BURN_NS = 8_000_000
 PROMPT, STEPS = 512, 10
@@ -316,7 +319,7 @@ def generate(job: Job, decoder: Decoder, mode: str, late: tuple[int, ...] = LATE
             batch = {mode: ("decode" if number else "prefill", tokens)}
             with rca_llm.step(number, batch, mode), nvtx_range(f"step {number}", job.cuda):
                 if number in late and job.rank == job.world - 1:
-                    found["delays"].append(measured(lambda: time.sleep(SLEEP_S)))
+                    found["delays"].append(measured(lambda: time.sleep(LATE_S)))
                 (work if number else decoder.prefill)()
                 job.synchronize()
 
@@ -355,6 +358,15 @@ def profiled(job: Job, arguments: argparse.Namespace) -> Iterator[None]:
 
 
 # ------------------------------------------------------------------ delays
+
+
+@contextlib.contextmanager
+def on_host(found: dict[str, Any]) -> Iterator[None]:
+    """Note how long a step's work on the host took, and how long its thread ran for it."""
+    wall, cpu = time.monotonic_ns(), time.thread_time_ns()
+    yield
+    found.setdefault("host_ns", []).append(time.monotonic_ns() - wall)
+    found.setdefault("cpu_ns", []).append(time.thread_time_ns() - cpu)
 
 
 class Heap:
@@ -418,8 +430,9 @@ def injected(job: Job, decoder: Decoder, cause: str, steps: int) -> None:
     ):
         for number in range(steps):
             with rca_llm.step(number, mode="eager"):
-                found["delays"].append(measured(actions[cause]))
-                decoder.decode()
+                with on_host(found):
+                    found["delays"].append(measured(actions[cause]))
+                    decoder.decode()
                 job.synchronize()
     gc.enable()
     del heap
@@ -430,10 +443,11 @@ def clean(job: Job, decoder: Decoder) -> None:
     for window in range(CLEAN_WINDOWS):
         mode = "graph" if window % 2 else "eager"
         work = decoder.replay if window % 2 else decoder.decode
-        with job.phase(f"clean {window}", mode=mode):
+        with job.phase(f"clean {window}", mode=mode) as found:
             for number in range(CLEAN_STEPS):
                 with rca_llm.step(number, mode=mode):
-                    work()
+                    with on_host(found):
+                        work()
                     job.synchronize()
 
 
@@ -479,19 +493,31 @@ class PeerCopy:
             raise RuntimeError(f"cudaMemcpyPeerAsync: {result}")
 
 
+TOGETHER = 10
+"""All-reduces between two events: so many that launching hides behind them."""
+
+COPIES = 10
+"""Copies that begin before them and last longer."""
+
+
 def contention(job: Job, arguments: argparse.Namespace) -> None:
     """All-reduces alone, and with copies between the same devices under way."""
     if not job.cuda or job.world < 2:
         return
     work, copy = collective(job, "all_reduce", 64 << 20), PeerCopy(job)
-    timed(job, 5, work)
+
+    def several() -> None:
+        for _ in range(TOGETHER):
+            work()
+
+    timed(job, 1, several)
     for mode in ("alone", "copies", "alone again"):
         with job.phase(f"contention {mode}", mode=mode, times_us=[]) as found:
-            for number in range(30):
+            for number in range(6):
                 with rca_llm.step(number, mode="eager"):
-                    if mode == "copies":
+                    for _ in range(COPIES if mode == "copies" else 0):
                         copy()
-                    found["times_us"] += timed(job, 1, work)
+                    found["times_us"] += [t / TOGETHER for t in timed(job, 1, several)]
 
 
 SCENARIOS: dict[str, Callable[[Job, argparse.Namespace], None]] = {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rca_llm import intervals
-from rca_llm.attribute.links import among
+from rca_llm.attribute.links import among, link
 from rca_llm.attribute.parts import CODE
 from rca_llm.attribute.ranks import Rank
 from rca_llm.table import UNKNOWN, Array, Ints, Table, known, optional
@@ -38,6 +38,7 @@ class Part:
 
     `stream` is that of its kernel, `clock` what its times were taken on. A thread that began
     it (`start`) and went on waited for it from `waited_from`; None: all the time, or nobody knows.
+    `issued` is when the host handed it to the device, None where nobody says.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class Part:
     stream: int | None = None
     clock: Clock = REFERENCE
     waited_from: int | None = None
+    issued: int | None = None
 
 
 def parts_of(timeline: Timeline, gpu_parts: Ints, rank: Rank) -> list[Part]:
@@ -114,7 +116,18 @@ def _said(timeline: Timeline, gpu_rows: Ints, rows: Ints) -> dict[str, list[Any]
         **{name: text(name) for name in ("comm", "dtype", "algo", "proto")},
         **{name: number(table[name], rows) for name in _NUMBERS},
         "stream": number(gpu["stream"], gpu_rows),
+        "issued": [optional(time) for time in _issued(timeline, gpu_rows, rows).tolist()],
     }
+
+
+def _issued(timeline: Timeline, gpu_rows: Ints, rows: Ints) -> Ints:
+    """When each part was handed to the device: as its record says, else when it was launched."""
+    told: Ints = np.append(timeline["collectives"]["issued"], UNKNOWN)[rows]
+    gpu, api = timeline["gpu"].take(gpu_rows[gpu_rows >= 0]), timeline["api"]
+    launched = np.full(len(gpu_rows), UNKNOWN, np.int64)
+    if len(api):
+        launched[gpu_rows >= 0] = link(gpu, api).of_api(api["start"])
+    return np.where(known(told), told, launched)
 
 
 _NUMBERS = ("seq", "bytes", "group_size", "waited_from")

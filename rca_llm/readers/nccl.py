@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,7 @@ class Told:
     ranks: int | None = None
     algo: str | None = None
     proto: str | None = None
+    issued: int | None = None
 
 
 @dataclass
@@ -291,13 +292,11 @@ def _plan(timeline: Timeline, tasks: Array) -> _Plan:
     captured = bool((tasks["capture"] == CAPTURED).any())
     peers = bool((tasks["kind"] == PEER).all())
     told = _exchange(timeline, tasks) if peers else _collective(timeline, tasks)
-    if captured:  # NCCL does not count captured calls
-        told = _without_number(told)
-    return _Plan(int(first["start"]), int(first["launch"]), int(first["thread"]), captured, told)
-
-
-def _without_number(told: Told) -> Told:
-    return Told(told.comm, told.op, told.bytes, None, told.dtype, told.ranks, told.algo, told.proto)
+    time, launch = int(first["start"]), int(first["launch"])
+    # NCCL does not count captured calls, and each replay is issued anew.
+    seq, issued = (None, None) if captured else (told.seq, launch or time)
+    told = replace(told, seq=seq, issued=issued)
+    return _Plan(time, launch, int(first["thread"]), captured, told)
 
 
 def _text(timeline: Timeline, code: Any) -> str | None:
@@ -555,6 +554,7 @@ def _table(timeline: Timeline, work: _Work, found: Mapping[int, Told], process: 
             "algo": strings.codes(_tidy(one.algo) for one in told),
             "proto": strings.codes(_tidy(one.proto) for one in told),
             "correlation": gpu["correlation"][rows],
+            "issued": _numbers(one.issued for one in told),
         },
     )
 
