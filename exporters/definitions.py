@@ -58,7 +58,7 @@ PARTS: Mapping[str, str] = {
     "scheduling.detokenize": "turning tokens into text",
     "scheduling.client": "before the server saw the request",
     "scheduling.graph_capture": "capturing a CUDA graph",
-    "scheduling.other": "idle, and no record says why",
+    "scheduling.other": "idle time that no record explains",
     "unknown.not_traced": "the device was not traced",
     "unknown.not_recorded": "graph replays without records",
 }

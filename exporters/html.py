@@ -84,9 +84,19 @@ def page_data(report: Report) -> dict[str, Any]:
         "cohorts": series.cohorts(summary),
         "steps": series.steps(summary, timelines["origin"]),
         "samples": samples.samples(report, timelines["origin"]),
-        "kernels": series.kernels(summary),
+        "kernels": _kernels(report),
         "words": PARTS,
     }
+
+
+def _kernels(report: Report) -> dict[str, Any]:
+    """What is drawn of kernels; `judged` says whether any has an occupancy."""
+    from rca_llm.exporters.roofline import roofline
+    from rca_llm.exporters.series import kernels
+
+    rows = kernels(report.summary)
+    judged = any(row["occupancy"] is not None for row in rows)
+    return {"rows": rows, "judged": judged, "roofline": roofline(report)}
 
 
 def safe_json(value: Any) -> str:

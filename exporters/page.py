@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rca_llm.attribute.parts import CLASSES
@@ -25,6 +26,8 @@ from rca_llm.exporters.verdict import (
     whole,
 )
 
+_LONG_NS = re.compile(r"\b(\d{4,}) ns\b")
+
 MOST_HINTS = 3
 """Hints that stand at the top; the others are folded below them."""
 
@@ -43,7 +46,7 @@ def context(summary: Summary) -> dict[str, Any]:
         "classes": class_rows(summary, found, all_time),
         "hints": hints[:MOST_HINTS],
         "more_hints": hints[MOST_HINTS:],
-        "findings": [finding(row) for row in summary["quality"]],
+        "findings": findings(summary["quality"]),
         "token_bars": token_bars(summary),
         "idle": idle_causes(all_time),
         "glossary": glossary(),
@@ -168,16 +171,27 @@ def hint(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def finding(row: Mapping[str, Any]) -> dict[str, str]:
-    """A quality finding in words."""
-    code = str(row["code"])
-    return {
-        "code": shown(code),
-        "words": shown(code.replace("_", " ")),
-        "count": units.number(row["count"]),
-        "where": shown(row.get("where") or ""),
-        "detail": shown(row.get("detail") or "", 1000),
-    }
+def findings(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Quality findings in words, those of one code together."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(str(row["code"]), []).append(row)
+    return [_finding(code, same) for code, same in found.items()]
+
+
+def _finding(code: str, rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+    told = [
+        {"where": shown(row.get("where") or ""), "detail": _detail(row.get("detail") or "")}
+        for row in rows
+    ]
+    words = shown(code.replace("_", " "))
+    return {"words": words, "count": units.number(sum(row["count"] for row in rows)), "told": told}
+
+
+def _detail(text: str) -> str:
+    """A finding's own words, its long times in the unit that suits them."""
+    readable = _LONG_NS.sub(lambda match: units.duration(int(match[1])), text)
+    return shown(readable, 1000)
 
 
 def token_bars(summary: Summary) -> list[dict[str, Any]]:

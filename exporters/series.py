@@ -85,11 +85,9 @@ def _total(rows: list[Any], key: str) -> int | None:
     return sum(known) if known else None
 
 
-def kernels(summary: Summary) -> dict[str, Any]:
-    """The rows of kernels with most time for the plots under their table's heading."""
-    rows = [_kernel(row) for row in summary["kernels"][:MOST_KERNELS] if row["count"]]
-    judged = any(row["occupancy"] is not None for row in rows)
-    return {"rows": rows, "judged": judged, "roofline": None}
+def kernels(summary: Summary) -> list[dict[str, Any]]:
+    """The rows of kernels with most time; mean duration in ns."""
+    return [_kernel(row) for row in summary["kernels"][:MOST_KERNELS] if row["count"]]
 
 
 def _kernel(row: Summary) -> dict[str, Any]:

@@ -64,12 +64,21 @@ class Report:
     trace: Trace
     segments: list[RankSegments] = field(default_factory=list[RankSegments])
     request_segments: dict[str, RequestSegments] = field(default_factory=dict[str, RequestSegments])
+    job: Job | None = None
+    """What was attributed; None where ranks were analysed apart from each other."""
+    lives: list[Life] = field(default_factory=list[Life])
 
     def frames(self) -> dict[str, pd.DataFrame]:
         """Every list of the summary as a pandas frame, by name; nested values as `shares.io`."""
         from rca_llm.exporters import notebook
 
         return notebook.frames(self.summary)
+
+    def figures(self) -> dict[str, Any]:
+        """Plotly figures by name, for notebooks; needs the extra `plots`."""
+        from rca_llm.exporters import figures
+
+        return dict(figures.figures(self.summary))
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -96,6 +105,8 @@ def build(trace: Trace, thresholds: Thresholds | None = None) -> Report:
         trace,
         [_rank_segments(member) for member in job.ranks],
         {life.request.id: _request_segments(life) for life in lives},
+        job,
+        lives,
     )
 
 

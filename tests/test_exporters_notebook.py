@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
+import pytest
+
+from rca_llm.attribute.parts import CLASSES
 from rca_llm.exporters import notebook
 from tests.sample_trace import Shape, trace
 
@@ -53,3 +56,16 @@ def test_every_list_is_a_frame_with_exact_integers() -> None:
     assert frames["steps"]["start_ns"].tolist() == [
         row["start_ns"] for row in report.summary["steps"]
     ]
+
+
+def test_figures_hold_the_figures_of_the_summary() -> None:
+    pytest.importorskip("plotly", reason="plotly is not installed (pip install .[plots])")
+    report = trace().attribute()
+    found = report.figures()
+    assert set(found) == {"shares", "latency", "kernels"}
+    requests = report.summary["requests"]
+    judged = {name: sum(row["shares"][name] for row in requests) for name in CLASSES}
+    assert {bar.name: bar.x[0] for bar in found["shares"].data} == {
+        name: ns / 1e6 for name, ns in judged.items()
+    }
+    assert len(found["latency"].data[0].x) == len(requests)

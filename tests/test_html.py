@@ -372,3 +372,22 @@ def test_a_link_unfolds_the_page_of_its_hint(browser: Browser, page: Path) -> No
         tab.click("a[href='#rule-R01'] >> nth=0")
         assert tab.locator("#rule-R01").is_visible()
         assert "Disproved by" in tab.locator("#rule-R01").inner_text()
+
+
+def test_a_roofline_is_drawn_from_what_is_known_alone(
+    browser: Browser, report: Report, tmp_path: Path
+) -> None:
+    assert "Roofline is not judged" in html.render(report)
+    first, *rest = report.summary["kernels"]
+    known = first | {"flops": first["total_ns"] * 400_000, "dram_bytes": first["total_ns"] * 1000}
+    told = replace(report, summary=report.summary | {"kernels": [known, *rest]})
+    data = page_data(html.render(told))["kernels"]["roofline"]
+    assert [point["intensity"] for point in data["rows"]] == [400]
+    assert [point["flops_s"] for point in data["rows"]] == [4e14]
+    assert {roof["name"] for roof in data["roofs"]} == {"bf16", "fp8", "tf32", "fp32"}
+    target = tmp_path / "roofline.html"
+    html.write(told, target)
+    with opened(browser, target) as (tab, seen):
+        tab.evaluate("drawAll()")
+        assert tab.locator("#roofline-plot .scatterlayer .point").count() == 1
+        assert seen.errors == []

@@ -117,7 +117,7 @@ function drawKernels(data) {
   Plotly.react("kernels-plot", byClass(rows, (row) => row.occupancy, (row) => row.mean / unit.factor, (row) => `occupancy ${percent(row.occupancy)}, ${format(row.mean, "ns")} each`), layout({
     height: heightOf("kernels-plot"), showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, hovermode: "closest",
     xaxis: { title: { text: "theoretical occupancy" }, tickformat: ".0%", range: [0, 1.05] },
-    yaxis: { title: { text: `mean duration, ${unit.name}` }, type: "log" },
+    yaxis: { title: { text: `mean duration, ${unit.name}` }, type: "log", dtick: "D2" },
   }), CONFIG);
 }
 // A trace a class; a marker's area is the row's share of kernel time.
@@ -127,4 +127,19 @@ function byClass(rows, x, y, about) {
     marker: { color: colour(name), size: found.map((row) => 6 + 44 * Math.sqrt(row.share || 0)), sizemode: "diameter", opacity: 0.75, line: { width: 1, color: colour("paper") } },
     hovertext: found.map((row) => `${plain(row.name)}<br>${about(row)}<br>${percent(row.share || 0)} of kernel time`), hoverinfo: "text",
   }));
+}
+// Kernels under the roofs of their device: attainable FLOP/s by FLOP for each byte of its memory.
+function drawRoofline(data) {
+  const rows = data.rows;
+  const low = Math.min(...rows.map((row) => row.intensity), 0.1), high = Math.max(...rows.map((row) => row.intensity), 1e4);
+  const roofs = data.roofs.map(({ name, flops_s }) => {
+    const ridge = flops_s / data.bandwidth;
+    return { type: "scatter", mode: "lines", name, x: [low, ridge, Math.max(high, ridge * 2)], y: [low * data.bandwidth, flops_s, flops_s].map((f) => f / 1e12), line: { width: 1.5, dash: "dot", color: colour("soft") }, showlegend: false,
+      hovertext: `${plain(name)}: at most ${format(flops_s / 1e12, "count")} TFLOP/s, ${format(data.bandwidth, "rate")}`, hoverinfo: "text" };
+  });
+  const points = byClass(rows, (row) => row.intensity, (row) => row.flops_s / 1e12, (row) => `${fixed(row.intensity, 1)} FLOP/B, ${fixed(row.flops_s / 1e12, 2)} TFLOP/s`);
+  Plotly.react("roofline-plot", [...roofs, ...points], layout({
+    height: heightOf("roofline-plot"), showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, hovermode: "closest",
+    xaxis: { title: { text: "FLOP for each byte of device memory" }, type: "log", dtick: 1 }, yaxis: { title: { text: "TFLOP/s" }, type: "log", dtick: 1 },
+  }), CONFIG);
 }

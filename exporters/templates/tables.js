@@ -95,7 +95,8 @@ function mix(values) {
 }
 function dot(part) { return element("span", { class: `dot ${String(part).split(".")[0]}`, "aria-hidden": "true" }); }
 function longName(text) {
-  const node = element("bdi", { class: text.length > 40 ? "name wide" : "" }, text);
+  const code = text.length > 40 || /[_<:(]/.test(text);
+  const node = element("bdi", { class: [code ? "wide" : "", text.length > 40 ? "name" : ""].join(" ").trim() }, text);
   if (text.length > 40) node.addEventListener("click", () => node.classList.toggle("open"));
   return node;
 }
