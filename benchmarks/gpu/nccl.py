@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,9 +142,11 @@ def check(
         return {"failed": ["the check itself"], "said": done["said"]}
 
 
-def pack(session: Session, name: str, folders: Iterable[Path]) -> int:
+def pack(session: Session, name: str, folders: Sequence[Path]) -> int:
     """Keep recordings as one archive, without the tables that are made from the rest."""
     kept = session.out / f"{name}.tar.gz"
+    for run in (folder for folder in folders if (folder / "manifest.json").exists()):
+        describe_plainly(run)
     with tarfile.open(kept, "w:gz", compresslevel=9) as archive:
         for folder in folders:
             archive.add(folder, folder.name, filter=_raw)
@@ -155,6 +157,15 @@ def _raw(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     member.uname = member.gname = ""
     member.uid = member.gid = 0
     return None if "/tables" in member.name else member
+
+
+def describe_plainly(run: Path) -> None:
+    """Shorten paths in the manifest to their last part: they are this machine's affair."""
+    path = run / "manifest.json"
+    told = json.loads(path.read_text())
+    told["command"] = [Path(word).name if "/" in word else word for word in told["command"]]
+    told["kernel"] = told["kernel"].partition("-")[0]
+    path.write_text(json.dumps(told, indent=1))
 
 
 # ------------------------------------------------------------------ stages
@@ -248,32 +259,62 @@ def export(session: Session, program: Path, report: Path) -> Path:
     return report.with_suffix(".sqlite")
 
 
-KEPT_TABLES = ("CUPTI_", "NVTX_", "ENUM_", "DYNAMIC_NVTX", "StringIds", "PROCESSES", "ThreadNames")
-KEPT_TABLES += ("TARGET_INFO_GPU", "TARGET_INFO_SESSION_START_TIME", "TARGET_INFO_CUDA", "META_")
+KEPT_TABLES = (
+    "CUPTI_ACTIVITY_KIND_KERNEL",
+    "CUPTI_ACTIVITY_KIND_RUNTIME",
+    "CUPTI_ACTIVITY_KIND_MEMCPY",
+    "CUPTI_ACTIVITY_KIND_MEMSET",
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+    "NVTX_EVENTS",
+    "NVTX_PAYLOAD_SCHEMAS",
+    "NVTX_PAYLOAD_SCHEMA_ENTRIES",
+    "ENUM_CUDA_MEMCPY_OPER",
+    "ENUM_CUDA_MEM_KIND",
+    "ENUM_NSYS_EVENT_TYPE",
+    "StringIds",
+    "TARGET_INFO_GPU",
+    "TARGET_INFO_CUDA_DEVICE",
+    "TARGET_INFO_SESSION_START_TIME",
+    "META_DATA_EXPORT",
+)
+TEXT_IDS = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": ("demangledName", "shortName", "mangledName"),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": ("nameId",),
+    "NVTX_EVENTS": ("textId",),
+}
+"""The columns that name texts: no other text is kept."""
 
 
 def slim(path: Path) -> None:
-    """Leave out of an export what may hold secrets: environments, output, and texts not used."""
-    with sqlite3.connect(path) as database:
-        names = [name for (name,) in database.execute("SELECT name FROM sqlite_master")]
-        tables = [name for name in names if not name.startswith(("sqlite_", "idx"))]
-        for name in tables:
-            if not name.startswith(KEPT_TABLES):
-                database.execute(f'DROP TABLE IF EXISTS "{name}"')
-        _forget_texts(database, [name for name in tables if name.startswith(KEPT_TABLES)])
-    with sqlite3.connect(path) as database:
-        database.execute("VACUUM")
+    """Leave out of an export what may hold secrets.
+
+    Those are environments (in tables of their own, among the texts and among the metadata),
+    arguments, output, and the names of other processes.
+    """
+    full = path.with_suffix(".full")
+    path.rename(full)
+    with sqlite3.connect(full) as database:
+        found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        for (name,) in found:
+            if name not in KEPT_TABLES:
+                database.execute(f'DROP TABLE "{name}"')
+        told = "name LIKE 'EXPORT_PRODUCT%' OR name LIKE 'EXPORT_SCHEMA%'"
+        database.execute(f"DELETE FROM META_DATA_EXPORT WHERE NOT ({told})")
+        database.execute("UPDATE TARGET_INFO_GPU SET uuid = ''")
+        _forget_texts(database)
+        database.commit()
+        database.execute("VACUUM INTO ?", (str(path),))
+    full.unlink()
 
 
-def _forget_texts(database: sqlite3.Connection, tables: list[str]) -> None:
-    """Remove the texts that no kept table names."""
+def _forget_texts(database: sqlite3.Connection) -> None:
+    """Remove the texts that no event names."""
     used: set[int] = set()
-    for table in tables:
-        columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
-        wanted = [c for c in columns if c.lower().endswith(("id", "name", "value"))]
-        for column in wanted if table != "StringIds" else ():
-            values = database.execute(f'SELECT DISTINCT "{column}" FROM "{table}"')
-            used.update(value for (value,) in values if isinstance(value, int))
+    for table, columns in TEXT_IDS.items():
+        there = {row[1] for row in database.execute(f'PRAGMA table_info("{table}")')}
+        for column in there.intersection(columns):
+            rows = database.execute(f'SELECT DISTINCT "{column}" FROM "{table}"')
+            used.update(id for (id,) in rows if id is not None)
     held = {id for (id,) in database.execute("SELECT id FROM StringIds")}
     gone = [(id,) for id in held - used]
     database.executemany("DELETE FROM StringIds WHERE id = ?", gone)
