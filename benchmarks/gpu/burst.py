@@ -29,7 +29,8 @@ WARM = "torch.profiler"
 """The engine that starts first; its bursts are untraced until its profiler is switched on."""
 BASE = ["none-1", "none-2"]
 RESTING = "trace-rest"
-COUNTED = ("trace-kernels", "nsys")
+COUNTED = ("trace-kernels", RESTING, "nsys")
+"""Engines whose kernels are compared: recorded from the start, from `ctl start` on, and by nsys."""
 TRACERS = {
     "small": "none-1,none-2,trace-kernels,trace-full,trace-graph,trace-paused,trace-rest,"
     "kernels,floor-kernels,floor-graph,nsys",
@@ -90,6 +91,8 @@ def environment(session: Session) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "TRITON_CACHE_DIR": f"{cache}/triton",
         "VLLM_LOGGING_LEVEL": "WARNING",
+        # Nsight Systems does not follow a fork without an exec, which is vLLM's way otherwise.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
 
 
@@ -186,19 +189,20 @@ def last_work(timeline: Any) -> Kernels:
 
 
 def count(session: Session, players: Turns, found: dict[str, Any], runs: dict[str, Path]) -> None:
-    """Kernels of the same requests, ours against Nsight Systems."""
+    """Kernels of the same requests, ours against Nsight Systems: all, those of graphs, their time."""
     counted: dict[str, Any] = {}
     found["kernels"] = counted
-    ours = last_work(read(runs[COUNTED[0]]))
-    counted["ours"] = [ours.count, ours.nodes, ours.total_ns]
-    keep(session, players, found)
-    program = nsys_program()
-    if program is None or COUNTED[1] not in runs:
-        return
-    counted["export"] = export_nsys(session, program, runs[COUNTED[1]])
-    theirs = last_work(read(runs[COUNTED[1]].with_suffix(".sqlite")))
-    counted["nsys"] = [theirs.count, theirs.nodes, theirs.total_ns]
-    counted["compared"] = compared(ours, theirs)
+    works: dict[str, Kernels] = {}
+    for name in (name for name in COUNTED if name in runs):
+        path, program = runs[name], nsys_program()
+        if name == "nsys" and program is not None:
+            counted["export"] = export_nsys(session, program, path)[-200:]
+            path = path.with_suffix(".sqlite")
+        works[name] = last_work(read(path))
+        counted[name] = [works[name].count, works[name].nodes, works[name].total_ns]
+        if name != COUNTED[0]:
+            counted[f"{COUNTED[0]}, {name}"] = compared(works[COUNTED[0]], works[name])
+        keep(session, players, found)
 
 
 def keep(session: Session, players: Turns, found: dict[str, Any]) -> None:

@@ -56,6 +56,7 @@ def options() -> argparse.Namespace:
         "--tracers", default="", help="instead of the usual ones of `rows` and `four`"
     )
     parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--warm", type=float, default=0.3, help="untimed seconds of every turn")
     parser.add_argument("--limit", type=float, default=70, help="seconds for each set of rounds")
     parser.add_argument("--start-limit", type=float, default=100, help="seconds to start in")
     parser.add_argument(
@@ -135,6 +136,18 @@ def tables(rounds: list[dict[str, Any]], phases: dict[str, int], base: list[str]
     return {phase: ratios(rounds, median_of(phase), base) for phase in phases}
 
 
+def medians(rounds: list[dict[str, Any]], phases: dict[str, int]) -> list[dict[str, Any]]:
+    """The median times in ms of every round, for other ratios than those over the untraced."""
+    return [
+        {
+            name: {phase: round(median_of(phase)(answer) / 1e6, 4) for phase in phases}
+            for name, answer in answers.items()
+            if answer
+        }
+        for answers in rounds
+    ]
+
+
 def rows(session: Session) -> dict[str, Any]:
     """Every tracer on every phase, in one process each."""
     names = (session.arguments.tracers or ROWS).split(",")
@@ -145,8 +158,10 @@ def rows(session: Session) -> dict[str, Any]:
         seated = [name for name in players.players if name != SLOW]
         base = [name for name in seated if name.startswith("none")]
         limit = session.arguments.limit
-        done = players.rounds(session.arguments.rounds, seated, limit, do="repeat", phases=phases)
+        ask = {"do": "repeat", "phases": phases, "warm": session.arguments.warm}
+        done = players.rounds(session.arguments.rounds, seated, limit, **ask)
         found |= tables(done, phases, base)
+        found["rounds"] = medians(done, phases)
         if SLOW in players.players:
             few = players.rounds(SLOW_ROUNDS, [base[0], SLOW], 40, do="repeat", phases=phases)
             found[SLOW] = tables(few, phases, base[:1])
@@ -210,6 +225,8 @@ def show(found: dict[str, Any], depth: str = "  ") -> None:
     for key, value in found.items():
         if isinstance(value, dict) and "ratio" in value:
             print(f"{depth}{key:34} {value['ratio']} {value['ms']} {value['rounds']}")
+        elif key == "rounds":
+            continue
         elif isinstance(value, dict):
             print(f"{depth}{key}")
             show(value, depth + "  ")

@@ -137,7 +137,7 @@ class Turns:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def rounds(self, count: int, names: list[str], limit: float, **message: Any) -> list[Any]:
+    def rounds(self, count: int, names: list[str], limit: float, /, **message: Any) -> list[Any]:
         """Answers by name, a dictionary a round; the order moves on by one each round.
 
         Ends early at `limit` seconds, so that what was found is not lost.

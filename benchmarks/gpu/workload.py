@@ -218,8 +218,15 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def repeat(model: Model, device: str, message: dict[str, Any]) -> dict[str, Any]:
-    """Time some repetitions of each phase, after one that does not count."""
+    """Time some repetitions of each phase, after one that does not count.
+
+    First the first phase runs untimed for `warm` seconds: a processor that has slept is slow.
+    """
     times: dict[str, list[int]] = {}
+    begun = time.monotonic_ns()
+    first = getattr(model, next(iter(message["phases"])))
+    while time.monotonic_ns() - begun < message.get("warm", 0.0) * 1e9:
+        timed(first, device)
     begun = time.monotonic_ns()
     for name, count in message["phases"].items():
         work = getattr(model, name)
