@@ -189,7 +189,7 @@ def last_work(timeline: Any) -> Kernels:
 
 
 def count(session: Session, players: Turns, found: dict[str, Any], runs: dict[str, Path]) -> None:
-    """Kernels of the same requests, ours against Nsight Systems: all, those of graphs, their time."""
+    """Kernels of the same requests by tracer: all, those of graphs, their time; then compared."""
     counted: dict[str, Any] = {}
     found["kernels"] = counted
     works: dict[str, Kernels] = {}
