@@ -31,12 +31,12 @@ from tests.sample_trace import Shape, trace
 
 KERNELS_A_STEP = 250
 OPENED = {
-    "paint": "first contentful paint",
-    "load": "load event",
-    "ready": "tables and timeline usable",
-    "plots": "every plot drawn",
+    "paint": ("first contentful paint", "≤ 2 s"),
+    "load": ("load event", "≤ 2 s"),
+    "ready": ("tables and timeline usable", "≤ 2 s"),
+    "plots": ("every plot drawn at once, which scrolling does one by one", "–"),
 }
-"""What is measured of opening, in the order in which it happens."""
+"""What is measured of opening, in the order in which it happens, and its goal."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def lines(pages: Sequence[Made], opens: Sequence[Mapping[str, float]]) -> list[s
         row("memory beyond that of the report", [p.peak_mb for p in pages], "MB", "≤ 300 MB"),
         row("size of the file", [p.size_mb for p in pages], "MB", "≤ 8 MB"),
         *(
-            row(f"opening: {about}", [o[key] / 1e3 for o in opens], "s", "≤ 2 s")
-            for key, about in OPENED.items()
+            row(f"opening: {about}", [o[key] / 1e3 for o in opens], "s", goal)
+            for key, (about, goal) in OPENED.items()
         ),
     ]
 
