@@ -28,6 +28,7 @@ _ROWS_A_BATCH = 1 << 20
 
 def numbers(values: NDArray[Any], unknown: NDArray[np.bool_] | None = None) -> Array:
     """A column of numbers; the rows that `unknown` marks become null."""
+    values = np.ascontiguousarray(values)  # fields of records lie apart in memory
     plain = Array.from_numpy(values) if len(values) else _no_numbers(values.dtype)
     if unknown is None or not unknown.any():
         return plain

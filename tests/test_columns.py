@@ -58,3 +58,11 @@ def test_rising_columns_are_stored_smaller(tmp_path: Path) -> None:
     columns.write(tmp_path / "plain", {"t": columns.numbers(times)})
     columns.write(tmp_path / "rising", {"t": columns.numbers(times)}, rising=["t"])
     assert (tmp_path / "rising").stat().st_size < (tmp_path / "plain").stat().st_size / 2
+
+
+def test_a_field_of_records_is_a_column_too(tmp_path: Path) -> None:
+    """Its values lie apart in memory."""
+    records = np.zeros(5, [("grid", "<i4", 3), ("start", "<i8")])
+    records["grid"][:, 1] = range(5)
+    columns.write(tmp_path / "t", {"x": columns.numbers(records["grid"][:, 1])})
+    assert columns.read(tmp_path / "t")["x"].to_pylist() == [0, 1, 2, 3, 4]

@@ -15,7 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rca_llm import saved
+from rca_llm.finish import finish
 from rca_llm.probes import format as layout
+from rca_llm.run import Run
 from rca_llm.table import UNKNOWN
 from rca_llm.trace import GRAPH, KERNEL, MEMCPY, MEMSET, Timeline
 from tests.native.conftest import Build, Traced, traced
@@ -159,6 +162,15 @@ def test_node_level_is_told_too(app: Traced) -> None:
     timeline = timeline_of(app.run)
     assert not kinds(timeline)
     assert timeline.header.graph_level is False
+
+
+def test_a_run_is_finished_into_tables(app: Traced) -> None:
+    app("init", "device", "kernels:1000", RCA_LLM_GPU="kernels")
+    segments = timeline_of(app.run)["gpu"]
+    finish(Run(app.run), {})
+    tables = saved.load(app.run / "tables")["gpu"]
+    for column in ("start", "grid_x", "grid_y", "grid_z", "block_x", "registers"):
+        assert tables[column].tolist() == segments[column].tolist(), column
 
 
 def test_kernels_mode_asks_for_no_calls(app: Traced) -> None:
