@@ -17,7 +17,7 @@ from time import perf_counter_ns
 
 from .. import gpu
 from ..span import request_id
-from . import emit
+from . import asgi, emit
 from .guard import around, quiet
 from .patch import package_version, spanned, wrap
 
@@ -73,6 +73,7 @@ class Batch:
 
     def _names(self, rows: int) -> list[str]:
         if self.scope is not None and rows == 1:
+            asgi.claim()
             return [self.scope]
         number = next(_batches)
         # Ranks of one tensor-parallel model work on the same batches: they share the names.
