@@ -168,8 +168,18 @@ def test_without_launches_kernels_follow_the_order_of_plans() -> None:
     scene.kernel(ALL_GATHER, 250)
     scene.kernel(ALL_GATHER, 310)
     for number, func in enumerate(("AllReduce", "AllGather", "AllGather", "AllGather")):
-        scene.task(func, 100 * (number + 1), number + 1, seq=number)
+        at = 100 * (number + 1)
+        scene.task(func, at, number + 1, seq=number, launch=at - 10)
     assert [(one["start"], one["seq"]) for one in scene.read()] == [(250, 1), (310, 2)]
+
+
+def test_a_kernel_may_begin_before_its_plan_is_handed_over() -> None:
+    """NCCL hands the tasks over after the launch, and before 2.28 does not tell when that was."""
+    scene = Scene()
+    for number in range(3):
+        scene.kernel(ALL_GATHER, 100 * (number + 1) - 5)
+        scene.task("AllGather", 100 * (number + 1), number + 1, seq=number)
+    assert [one["seq"] for one in scene.read()] == [0, 1, 2]
 
 
 def test_kernels_that_fit_no_order_stay_alone() -> None:

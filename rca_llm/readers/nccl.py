@@ -276,6 +276,9 @@ class _Plan:
     told: Told
 
 
+_NO_PLAN = _Plan(0, 0, -1, False, Told(None, None, None))
+
+
 def _plans(timeline: Timeline, tasks: Array) -> list[_Plan]:
     """The plans of a process in the order in which they were handed over."""
     grouped: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -414,24 +417,38 @@ def _by_order(work: _Work, eager: Ints, plans: Sequence[_Plan]) -> dict[int, Tol
     """By order, where launches were not recorded: plans and kernels in the order of launching.
 
     Kernels may be missing at both ends. Of all ways to lay the kernels over the plans in which
-    operations agree and no kernel begins before it was launched, the latest plans are taken: at
-    the first moment at which the device waits for a launch, any later way is impossible.
+    operations agree and no kernel begins before it was launched (before NCCL 2.28, which does not
+    tell: before the plan before was handed over), the latest plans are taken: at the first moment
+    at which the device waits for a launch, any later way is impossible.
     """
     order = eager[np.argsort(work.correlation[eager], kind="stable")]
-    starts = work.start[order]
-    ops: list[str | None] = [work.op[place] for place in order.tolist()]
-    for skipped in range(len(plans) - len(order), -1, -1):
-        chosen = plans[skipped : skipped + len(order)]
-        times = np.array([plan.launch or plan.time for plan in chosen], np.int64)
-        if np.all(starts >= times) and all(map(_same, ops, chosen)):
-            return {place: plan.told for place, plan in zip(order.tolist(), chosen, strict=True)}
+    starts, count = work.start[order], len(order)
+    earliest = np.array(
+        [own.launch or before.time for before, own in zip([_NO_PLAN, *plans], plans, strict=False)],
+        np.int64,
+    )
+    kernels = _codes(work.op[place] for place in order.tolist())
+    asked = _codes(_kernel_op(plan) for plan in plans)
+    for skipped in range(len(plans) - count, -1, -1):
+        there = slice(skipped, skipped + count)
+        fits = (kernels < 0) | (kernels == asked[there])
+        if np.all(fits & (starts >= earliest[there])):
+            return {
+                place: plan.told for place, plan in zip(order.tolist(), plans[there], strict=True)
+            }
     return {}
 
 
-def _same(op: str | None, plan: _Plan) -> bool:
-    """Whether a kernel can be that of a plan; every exchange is done by the same kernel."""
+def _kernel_op(plan: _Plan) -> str | None:
+    """The operation of the kernel that does a plan: every exchange is done by the same one."""
     asked = plan.told.op
-    return op is None or op == asked or (op == "send_recv" and asked in (*_PAIRWISE, "all_to_all"))
+    return "send_recv" if asked in (*_PAIRWISE, "all_to_all") else asked
+
+
+def _codes(ops: Iterable[str | None]) -> Ints:
+    """Operations as numbers, -1 for one that nobody knows."""
+    numbers = {op: number for number, op in enumerate(sorted({*_OPS.values()}))}
+    return np.array([-1 if op is None else numbers.get(op, -2) for op in ops], np.int64)
 
 
 def _in_graphs(work: _Work, plans: Sequence[_Plan]) -> dict[int, Told]:
@@ -463,7 +480,8 @@ def _in_graphs(work: _Work, plans: Sequence[_Plan]) -> dict[int, Told]:
 
 def _first_run(ops: Sequence[str | None], plans: Sequence[_Plan], at: int) -> int | None:
     for begin in range(at, len(plans) - len(ops) + 1):
-        if all(map(_same, ops, plans[begin : begin + len(ops)])):
+        chosen = plans[begin : begin + len(ops)]
+        if all(op in (None, _kernel_op(plan)) for op, plan in zip(ops, chosen, strict=True)):
             return begin
     return None
 
