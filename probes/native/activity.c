@@ -188,6 +188,8 @@ void activity_start(Cupti *cupti, const Options *options, ActivityState *state, 
         enable_graph_level(cupti, options, state);
     if (state->collecting && enable)
         activity_enable(cupti, options, state);
+    else if (state->collecting)
+        cupti->ActivityEnable(CUPTI_KIND_DEVICE); /* told once, when a context is made */
     state->setup_us = (int)((clock_monotonic() - begun) / 1000);
 }
 

@@ -30,7 +30,7 @@ void options_read(Options *self)
         .runtime_api = !is("RCA_LLM_API", "driver") && !is("RCA_LLM_API", "off"),
         .driver_api = !is("RCA_LLM_API", "runtime") && !is("RCA_LLM_API", "off"),
         .external = is("RCA_LLM_EXTERNAL", "on"),
-        .rests = is("RCA_LLM_PAUSE", "rest"),
+        .rests = !is("RCA_LLM_PAUSE", "gate"),
         .buffer_bytes = number("RCA_LLM_BUFFER_BYTES", 2u << 20),
         .segment_bytes = number("RCA_LLM_SEGMENT_BYTES", 256u << 20),
         .most_bytes = number("RCA_LLM_MAX_BYTES", 0),

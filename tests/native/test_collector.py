@@ -311,8 +311,20 @@ def test_the_gate_opens_and_closes_in_a_running_process(app: Traced) -> None:
     assert 0 < gap.a < gap.b
 
 
-@pytest.mark.parametrize(("mode", "left_on"), [("kernels", "0"), ("full", "1")])
-def test_a_closed_gate_may_let_cupti_rest(app: Traced, mode: str, left_on: str) -> None:
+def said_by(path: Path, words: int) -> list[str]:
+    """What a program has said, once it has said so many words."""
+    deadline = time.monotonic() + 30
+    while len(path.read_text().split()) < words:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return path.read_text().split()
+
+
+@pytest.mark.parametrize(
+    ("mode", "pause", "left_on"),
+    [("kernels", "", "0"), ("kernels", "gate", "1"), ("full", "", "1")],
+)
+def test_a_closed_gate_lets_cupti_rest(app: Traced, mode: str, pause: str, left_on: str) -> None:
     """Kinds go off and on with the gate, except where calls are recorded too."""
 
     def gate(value: bytes) -> None:
@@ -320,19 +332,22 @@ def test_a_closed_gate_may_let_cupti_rest(app: Traced, mode: str, left_on: str) 
             file.write(value)
 
     gate(b"\0")
-    activity = ("init", "kernels:10", "enabled:10", "sleep:900", "kernels:20", "enabled:10")
+    said = app.run / "said"
+    activity = ("init", "device", "kernels:10", "enabled:10", "sleep:1500", "kernels:20")
     with app.start(
-        *activity, "sleep:1200", "kernels:40", "enabled:10",
-        RCA_LLM_GPU=mode, RCA_LLM_PAUSE="rest", output=app.run / "said",
+        *activity, "enabled:10", "sleep:2000", "kernels:40", "enabled:10",
+        RCA_LLM_GPU=mode, RCA_LLM_PAUSE=pause, output=said,
     ) as process:  # fmt: skip
-        time.sleep(0.4)
+        said_by(said, 2)
         gate(b"\1")
-        time.sleep(1.1)
+        said_by(said, 4)
+        time.sleep(0.5)
         gate(b"\0")
         assert process.wait(30) == 0
-    assert kinds(timeline_of(app.run)) == {KERNEL: 20}
-    said = (app.run / "said").read_text().split()
-    assert said == ["enabled", left_on, "enabled", "1", "enabled", left_on]
+    timeline = timeline_of(app.run)
+    assert kinds(timeline) == {KERNEL: 20}
+    assert len(timeline.devices) == 1  # told when the context was made, before the gate opened
+    assert said_by(said, 6) == ["enabled", left_on, "enabled", "1", "enabled", left_on]
 
 
 def test_a_large_segment_is_followed_by_another(app: Traced) -> None:
