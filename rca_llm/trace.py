@@ -96,6 +96,7 @@ COLLECTIVES: Schema = {
     "algo": "text",
     "proto": "text",
     "correlation": "int",  # of the kernel that did it, where there is one in `gpu`
+    "open": "small",  # 1 where it had not ended when its process did
     "waited_from": "time",  # since when a thread did nothing but wait for it; else since its start
     "issued": "time",  # when the host handed it to the device
 }
@@ -221,6 +222,10 @@ class Header:
     graph_level: bool | None = None
     """Whether graph replays were recorded as one piece; None where unknown."""
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+PARTIAL = "partial"
+"""Key in `Header.extra`: the input tells of collectives alone, not what devices and threads did."""
 
 
 @dataclass(frozen=True)

@@ -109,11 +109,13 @@ def _group(dist: Any, group: Any) -> tuple[str, int, list[int]] | None:
     found = _groups.get(name)
     if found is None:
         ranks = sorted(dist.get_process_group_ranks(group))
-        found = _groups[name] = "%s [%s]" % (name, _listed(ranks)), len(ranks), ranks
+        told = str(getattr(group, "group_desc", "") or "")
+        told = "" if told in ("undefined", name) else told + " "
+        found = _groups[name] = "%s %s[%s]" % (name, told, listed(ranks)), len(ranks), ranks
     return found
 
 
-def _listed(ranks: list[int]) -> str:
+def listed(ranks: list[int]) -> str:
     """Ranks in few letters: ``0-3``, ``0,2,5``, or the first of many."""
     if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
         return "%d-%d" % (ranks[0], ranks[-1])

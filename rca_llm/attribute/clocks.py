@@ -126,7 +126,8 @@ def _ends(collectives: Sequence[Collective], clocks: int) -> _Ends:
 def _tells(collective: Collective) -> bool:
     """Whether a collective tells of clocks: nobody can leave it before all ranks have come."""
     numbers = {part.clock.number for part in collective.parts}
-    return len(numbers) > 1 and collective.parts[0].op in SYMMETRIC
+    timed = not collective.timeless
+    return timed and len(numbers) > 1 and collective.parts[0].op in SYMMETRIC
 
 
 def _name(collective: Collective) -> str:

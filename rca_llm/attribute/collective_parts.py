@@ -58,6 +58,8 @@ class Part:
     stream: int | None = None
     clock: Clock = REFERENCE
     waited_from: int | None = None
+    open: bool = False
+    """Whether it had not ended when its process did."""
     issued: int | None = None
 
 
@@ -116,6 +118,7 @@ def _said(timeline: Timeline, gpu_rows: Ints, rows: Ints) -> dict[str, list[Any]
         **{name: text(name) for name in ("comm", "dtype", "algo", "proto")},
         **{name: number(table[name], rows) for name in _NUMBERS},
         "stream": number(gpu["stream"], gpu_rows),
+        "open": (np.append(table["open"], -1)[rows] == 1).tolist(),
         "issued": [optional(time) for time in _issued(timeline, gpu_rows, rows).tolist()],
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from rca_llm.attribute import device
 from rca_llm.attribute.collective_parts import Part
 from rca_llm.attribute.device import Activity
 from rca_llm.attribute.matching import PAIRWISE, matched
+from rca_llm.attribute.members import members
 from rca_llm.attribute.parts import CODE
 from rca_llm.table import UNKNOWN
 
@@ -70,9 +71,21 @@ class Collective:
         return last.start - other.start > (0 if shared else self.uncertainty or 0)
 
     @property
+    def timeless(self) -> bool:
+        """Whether nobody knows when it ended: all parts are instants, or have not ended."""
+        return any(p.open for p in self.parts) or all(p.end == p.start for p in self.parts)
+
+    @property
+    def missing(self) -> tuple[int, ...] | None:
+        """Members that have no part in it; None where nobody says who the members are."""
+        told = members(self.parts[0].comm)
+        here = {part.rank for part in self.parts}
+        return None if told is None else tuple(rank for rank in told if rank not in here)
+
+    @property
     def transfer(self) -> int | None:
         """Time from the last arrival to the last end, ns; None where the clocks cannot tell."""
-        if not self.complete or self.uncertainty is None:
+        if not self.complete or self.uncertainty is None or self.timeless:
             return None
         ends, starts = (part.end for part in self.parts), (part.start for part in self.parts)
         taken = max(max(ends) - max(starts), 0)
@@ -128,6 +141,66 @@ def unmatched(collectives: Iterable[Collective]) -> tuple[int, int]:
         total += len(one.parts)
         alone += len(one.parts) == 1 and one.parts[0].group_size != 1
     return alone, total
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A collective that ranks wait in for others which did not come to it, nor to a later one."""
+
+    collective: Collective
+    waiting: tuple[int, ...]
+    absent: tuple[int, ...]
+    last: Mapping[int, Part]
+    """What each absent rank did last on that communicator, where it did anything."""
+
+    @property
+    def waited(self) -> int:
+        """How long the first that came had waited when its recording ended, ns."""
+        return max(part.end - part.start for part in self.collective.parts)
+
+
+def hangs(collectives: Sequence[Collective], ranks: Collection[int]) -> list[Hang]:
+    """The first collective of each communicator that never ended since ranks are not in it.
+
+    `ranks` are those that were recorded: of others nobody knows where they were. Where a
+    communicator does not tell its members, they are those that took part in anything of it.
+    """
+    last: dict[tuple[str | None, int], Part] = {}
+    seen: dict[str | None, set[int]] = defaultdict(set)
+    for one in collectives:
+        for part in one.parts:
+            last[part.comm, part.rank] = part
+            seen[part.comm].add(part.rank)
+    found: dict[str | None, Hang] = {}
+    for one in collectives:
+        comm = one.parts[0].comm
+        if comm not in found and (hang := _hang(one, members(comm) or seen[comm], ranks, last)):
+            found[comm] = hang
+    return list(found.values())
+
+
+def _hang(
+    one: Collective,
+    expected: Iterable[int],
+    ranks: Collection[int],
+    last: Mapping[tuple[str | None, int], Part],
+) -> Hang | None:
+    """Who waits in a collective, and for whom; None where nobody does."""
+    first, here = one.parts[0], {part.rank for part in one.parts}
+    waiting = tuple(sorted(part.rank for part in one.parts if part.open))
+    before = {rank: last[first.comm, rank] for rank in expected if (first.comm, rank) in last}
+    absent = tuple(
+        rank
+        for rank in sorted(expected)
+        if rank in ranks
+        and rank not in here
+        and (rank not in before or _earlier(before[rank], first))
+    )
+    return Hang(one, waiting, absent, before) if waiting and absent else None
+
+
+def _earlier(one: Part, other: Part) -> bool:
+    return one.seq is not None and other.seq is not None and one.seq < other.seq
 
 
 Arrivals = tuple[dict[int, int], dict[int, int]]
@@ -193,6 +266,7 @@ def summary_row(collective: Collective) -> dict[str, object]:
         "bytes": size,
         "dtype": first.dtype,
         "ranks": sorted({part.rank for part in parts}),
+        "missing": None if collective.missing is None else list(collective.missing),
         "start_ns": start,
         "end_ns": end,
         "wait_ns": None
@@ -200,7 +274,7 @@ def summary_row(collective: Collective) -> dict[str, object]:
         else {str(part.rank): arrived - part.start for part in parts},
         "transfer_ns": collective.transfer,
         "last_rank": collective.last_rank,
-        "busbw_bytes_s": _bus_bandwidth(first.op, size, collective.transfer, len(parts)),
+        "busbw_bytes_s": bus_bandwidth(first.op, size, collective.transfer, len(parts)),
         "algo": _first(part.algo for part in parts),
         "proto": _first(part.proto for part in parts),
         "contended_ns": _longest(part.contended_ns for part in parts),
@@ -215,7 +289,7 @@ def _longest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _bus_bandwidth(op: str | None, size: object, transfer: int | None, ranks: int) -> int | None:
+def bus_bandwidth(op: str | None, size: object, transfer: int | None, ranks: int) -> int | None:
     """Bytes a second over the bus, None where size or transfer time is not known."""
     factor = _BUS_FACTOR.get(op or "")
     if factor is None or not isinstance(size, int) or not transfer:

@@ -10,7 +10,7 @@ import numpy as np
 from rca_llm.attribute.codes import GRAPH_LAUNCH, LAUNCH, call_codes
 from rca_llm.attribute.links import among
 from rca_llm.table import UNKNOWN, Array, Ints, Table, known
-from rca_llm.trace import GRAPH, KERNEL, Origin, Timeline
+from rca_llm.trace import GRAPH, KERNEL, PARTIAL, Origin, Timeline
 
 NOT_TRACED_LAUNCHES = 10
 """A process with this many launches and no kernel was not traced (gate G1)."""
@@ -140,7 +140,8 @@ def _rank(timeline: Timeline, number: int, process: int | None, launches: int) -
     missing = launches >= NOT_TRACED_LAUNCHES if len(kinds) else launches > 0
     start, end = _window(timeline, process)
     processes = _processes(timeline) if process is None else (process,)
-    return Rank(number, processes, start, end, bool(kernels or not missing), launches)
+    traced = bool(kernels or not missing) and not timeline.header.extra.get(PARTIAL)
+    return Rank(number, processes, start, end, traced, launches)
 
 
 def _processes(timeline: Timeline) -> tuple[int, ...]:

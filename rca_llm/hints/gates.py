@@ -19,6 +19,7 @@ from rca_llm.hints.case import Case, rank_rows, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.wording import percent, plural, time
 from rca_llm.intervals import Pieces
+from rca_llm.summary.findings import PARTIAL_INPUT
 from rca_llm.table import NO_TEXT, Ints, Mask, known
 from rca_llm.trace import KERNEL
 
@@ -49,7 +50,8 @@ def not_traced(case: Case) -> Hint | None:
     Symptom: launches without any kernel, a busy device without kernels, a rank without a file.
     Source: threads A01-A22. Effect: ranks are not compared.
     """
-    blind, missing = _findings(case, "not_traced"), _findings(case, "missing_rank")
+    missing = _findings(case, "missing_rank")
+    blind = [row for row in _findings(case, "not_traced") if row["detail"] != PARTIAL_INPUT]
     busy = _busy_without_kernels(case)
     if not (blind or missing or busy is not None):
         return None

@@ -19,10 +19,12 @@ from rca_llm.readers.files import Source, entries, source
 from rca_llm.readers.foreign import described
 from rca_llm.trace import Finding, Trace, merge
 
-READERS = ("run", "nsys", "cupti", "kineto", "events")
+READERS = ("run", "nsys", "cupti", "kineto", "flight", "events")
 """The modules of this package that read a format, in the order in which they are asked."""
 
-EXPECTED = "expected a run directory, Nsight Systems, Kineto (Chrome JSON) or RCA events"
+EXPECTED = (
+    "expected a run directory, Nsight Systems, Kineto (Chrome JSON), Flight Recorder or RCA events"
+)
 """What an input that no reader knows is told."""
 
 

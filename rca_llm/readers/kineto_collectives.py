@@ -12,7 +12,7 @@ from rca_llm.readers.kineto_events import Columns, CommArgs, decode_comm
 from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Strings, Table
 from rca_llm.trace import COLLECTIVES, KERNEL, Timeline
 
-_TYPES = {
+TYPES = {
     "bfloat16": ("bf16", 2),
     "half": ("fp16", 2),
     "float": ("fp32", 4),
@@ -93,7 +93,7 @@ def _described(timeline: Timeline, kernel: int, call: int) -> CommArgs:
 
 
 def _descriptions(said: list[CommArgs], strings: Strings) -> Columns:
-    dtypes = [_TYPES.get(str(one.dtype).lower()) for one in said]
+    dtypes = [TYPES.get(str(one.dtype).lower()) for one in said]
     sizes = ints([one.group_size for one in said])
     return {
         "comm": strings.codes(_text(one.group) for one in said),

@@ -86,7 +86,12 @@ def _close(timeline: Timeline, name: str) -> None:
     for process in np.unique(table["process"][rows]).tolist():
         own = rows[table["process"][rows] == process]
         end[own] = np.maximum(_last(timeline, process), table["start"][own])
-    timeline.tables[name] = table.with_columns(end=end)
+    table = table.with_columns(end=end)
+    if "open" in table.schema:
+        opened = np.zeros(len(end), np.int32)
+        opened[rows] = 1
+        table = table.with_columns(open=opened)
+    timeline.tables[name] = table
     detail = "never closed; taken to end with the last record of their process"
     timeline.note("repaired", len(rows), name, detail)
 

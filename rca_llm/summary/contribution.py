@@ -111,7 +111,7 @@ def summary(found: Sequence[Contribution], whole: Whole) -> dict[str, Any]:
     """The contract's summary, without hints."""
     sums = np.sum([own for one in found for own in one.totals] or [_nothing()], axis=0)
     lives, collectives = whole.lives, whole.collectives
-    ranks = rank_rows = windows.rank_rows(_all(found, "rank_rows"), list(whole.missing))
+    of_rank = {r.number: own for one in found for r, own in zip(one.ranks, one.totals, strict=True)}
     return {
         "schema": SCHEMA,
         "inputs": _inputs(whole.timelines),
@@ -136,8 +136,8 @@ def summary(found: Sequence[Contribution], whole: Whole) -> dict[str, Any]:
         ),
         "copies": device.copy_rows(one.copies for one in found),
         "collectives": [comm.summary_row(collective) for collective in collectives],
-        "ranks": rank_rows,
-        "groups": groups.group_rows(collectives, ranks),
+        "ranks": windows.rank_rows(_all(found, "rank_rows"), list(whole.missing)),
+        "groups": groups.group_rows(collectives, of_rank),
         "hints": [],
         "quality": findings.finding_rows(_findings(found, whole)),
     }
@@ -187,7 +187,7 @@ def _steps(found: Sequence[Contribution], collectives: Sequence[Collective]) -> 
 
 
 def _findings(found: Sequence[Contribution], whole: Whole) -> list[Finding]:
-    ranks = sum(len(one.ranks) for one in found)
+    ranks = [rank.number for one in found for rank in one.ranks]
     return [
         *whole.findings,
         *(finding for one in found for finding in one.findings),

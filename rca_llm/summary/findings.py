@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from rca_llm.attribute.codes import GRAPH_LAUNCH
-from rca_llm.attribute.collectives import Collective, unmatched
+from rca_llm.attribute.collectives import Collective, Hang, hangs, unmatched
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.partition import Recording, unrecorded_graphs
 from rca_llm.summary import host
-from rca_llm.trace import GRAPH, KERNEL, Finding, merge_findings
+from rca_llm.trace import GRAPH, KERNEL, PARTIAL, Finding, merge_findings
 
 FEW_KERNELS = 10
 """A step without device work beside neighbours with more kernels than this was not covered."""
+
+PARTIAL_INPUT = "the input tells of collectives alone: what the rank did besides is not known"
+"""What is said of ranks of which that is all that was recorded."""
 
 
 def of_recording(recording: Recording) -> list[Finding]:
@@ -33,17 +36,35 @@ def finding_rows(found: Iterable[Finding]) -> list[dict[str, Any]]:
     return [vars(finding) for finding in merge_findings(found)]
 
 
-def of_collectives(collectives: Sequence[Collective], ranks: int) -> list[Finding]:
-    """Parts of collectives that no other rank's part was found for."""
-    alone, parts = unmatched(collectives)
-    if not alone or ranks < 2:
-        return []
+def of_collectives(collectives: Sequence[Collective], ranks: Collection[int]) -> list[Finding]:
+    """Collectives that ranks did not come to, and parts without one of another rank."""
+    return [*map(_hang, hangs(collectives, ranks)), *_alone(collectives, len(ranks))]
+
+
+def _hang(hang: Hang) -> Finding:
+    """Who did not come, what they did last, and who waits for them."""
+    part = hang.collective.parts[0]
+    absent = ", ".join(map(str, hang.absent))
+    lasts = {rank: own for rank, own in hang.last.items() if rank in hang.absent}
+    told = [f"rank {rank}: {own.op} {own.seq}" for rank, own in sorted(lasts.items())]
+    since = f", for {hang.waited / 1e6:.6g} ms when their recording ended" if hang.waited else ""
+    waiting, before = ", ".join(map(str, hang.waiting)), "; ".join(told) or "nothing"
     detail = (
-        f"of {parts} parts of collectives ({alone / parts:.1%}) could not be matched with"
-        " those of other ranks: neither numbered nor equally many on all; whether they waited"
-        " is not known"
+        f"rank {absent} did not come to {part.op} {part.seq}, in which rank {waiting}"
+        f" wait{since}; last there: {before}"
     )
-    return [Finding("unlinked_kernels", alone, "collectives", detail)]
+    return Finding("not_arrived", len(hang.absent), part.comm or "", detail)
+
+
+def _alone(collectives: Sequence[Collective], ranks: int) -> Iterator[Finding]:
+    alone, parts = unmatched(collectives)
+    if alone and ranks > 1:
+        detail = (
+            f"of {parts} parts of collectives ({alone / parts:.1%}) could not be matched with"
+            " those of other ranks: neither numbered nor equally many on all; whether they waited"
+            " is not known"
+        )
+        yield Finding("unlinked_kernels", alone, "collectives", detail)
 
 
 def _of_recording(recording: Recording) -> Iterator[Finding]:
@@ -76,7 +97,9 @@ def _of_graphs(recording: Recording) -> Iterator[Finding]:
 
 def _of_rank(member: Member) -> Iterator[Finding]:
     rank = member[1].rank
-    if not rank.traced:
+    if member[0].timeline.header.extra.get(PARTIAL):
+        yield Finding("not_traced", 1, f"rank {rank.number}", PARTIAL_INPUT)
+    elif not rank.traced:
         where = ", ".join(f"process {p}" for p in rank.processes if p > 0)
         yield Finding(
             "not_traced",
