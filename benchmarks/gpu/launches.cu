@@ -1,8 +1,8 @@
 // Millions of kernels of about a microsecond, launched one by one and as nodes of a replayed graph.
 //
-//   nvcc -O2 -o launches launches.cu && ./launches LAUNCHES REPLAYS
+//   nvcc -O2 -o launches launches.cu && ./launches LAUNCHES REPLAYS [SECONDS]
 //
-// A replay is 1,000 nodes. Prints a line of JSON each time a tenth is done: kernels so far, seconds,
+// A replay is 1,000 nodes; after so many seconds of each it goes on to the next. Prints a line of JSON each time a tenth is done: kernels so far, seconds,
 // the process's resident memory and the device memory in use.
 #include <cstdio>
 #include <cstdlib>
@@ -49,6 +49,8 @@ static void told(const char *what, long kernels, double begun)
 int main(int count, char **words)
 {
     long launches = count > 1 ? atol(words[1]) : 100000, replays = count > 2 ? atol(words[2]) : 100;
+    double limit = count > 3 ? atof(words[3]) : 1e9;
+    long launched = 0, replayed = 0;
     float *x;
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -56,10 +58,10 @@ int main(int count, char **words)
     cudaMalloc(&x, 128);
     cudaStreamCreate(&stream);
     double begun = now();
-    for (long i = 1; i <= launches; i++) {
+    for (; launched < launches && (launched % 4096 || now() - begun < limit);) {
         tiny<<<1, 32, 0, stream>>>(x);
-        if (launches >= 10 && i % (launches / 10) == 0)
-            cudaStreamSynchronize(stream), told("launches", i, begun);
+        if (++launched % (launches / 10 + 1) == 0)
+            cudaStreamSynchronize(stream), told("launches", launched, begun);
     }
     cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
     for (long i = 0; i < NODES; i++)
@@ -67,14 +69,15 @@ int main(int count, char **words)
     cudaStreamEndCapture(stream, &graph);
     cudaGraphInstantiate(&exec, graph, 0);
     begun = now();
-    for (long i = 1; i <= replays; i++) {
+    for (; replayed < replays && now() - begun < limit;) {
         cudaGraphLaunch(exec, stream);
-        if (i % 8 == 0)
+        if (++replayed % 8 == 0)
             cudaStreamSynchronize(stream);
-        if (replays >= 10 && i % (replays / 10) == 0)
-            cudaStreamSynchronize(stream), told("replays", i * NODES, begun);
+        if (replayed % (replays / 10 + 1) == 0)
+            cudaStreamSynchronize(stream), told("replays", replayed * NODES, begun);
     }
     cudaError_t last = cudaStreamSynchronize(stream);
-    printf("{\"phase\": \"end\", \"error\": %d, \"ns\": %.0f}\n", (int)last, now() * 1e9);
+    printf("{\"phase\": \"end\", \"error\": %d, \"launched\": %ld, \"nodes\": %ld, \"ns\": %.0f}\n", (int)last,
+           launched, replayed * NODES, now() * 1e9);
     return last != cudaSuccess;
 }

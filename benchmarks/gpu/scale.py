@@ -2,11 +2,11 @@
 
     python benchmarks/gpu/scale.py --out results --stages counters,many,ready
 
-`many` launches short kernels and replays short graphs (`launches.cu`, needs nvcc): memory of the
-program, rotation of files, kernels without a time. `ready` records 240,000 kernels of a model by
-`rca-llm trace` and times from the program's end to the launcher's. `counters` samples the GPU's
-hardware counters while a program idles, multiplies and copies, and compares their edges with the
-kernels' times. Results are in `results/scale.json`. On one H200 about 30 s, 110 s and 60 s.
+`counters` samples the GPU's hardware counters while a program idles, multiplies and copies, and
+compares their edges with the kernels' times. `many` launches short kernels and replays short graphs
+(`launches.cu`, needs nvcc): memory of the program, rotation of files, kernels without a time.
+`ready` records 240,000 of them by `rca-llm trace` and times from the program's end to the
+launcher's. Results are in `results/scale.json`. On one H200 about 25 s, 110 s and 15 s.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from collector import NATIVE, Session, build, read
 from turns import make_path, quartiles
 
 KERNELS = 240_000
-KERNELS_A_STEP = 1243
 INTERVAL_NS = 1_000_000
 
 
@@ -36,7 +35,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--stages", default="counters,many,ready")
     parser.add_argument("--launches", type=int, default=10_000_000)
     parser.add_argument("--replays", type=int, default=26_000)
-    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=60, help="most for launches, and replays")
+    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument(
         "--counters", type=Path, default=os.environ.get("RCA_GPU_COUNTERS"),
         help="a folder with cupti-python and its libcupti",
@@ -83,19 +83,27 @@ def installed_cupti() -> dict[str, str]:
     return {}
 
 
-def many(session: Session) -> dict[str, Any]:
-    """Millions of short kernels: memory, rotation, kernels without a time."""
-    arguments = session.arguments
+def launches(session: Session) -> Path:
+    """The program, compiled; raises where that cannot be."""
     program = session.work / "launches"
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     source = str(Path(__file__).with_name("launches.cu"))
-    built = session.run([nvcc, "-O2", "-arch=native", "-o", str(program), source], {}, 90)
+    done = session.run([nvcc, "-O2", "-arch=native", "-o", str(program), source], {}, 90)
+    if done["status"]:
+        raise RuntimeError(done["said"])
+    return program
+
+
+def many(session: Session) -> dict[str, Any]:
+    """Millions of short kernels: memory, rotation, kernels without a time."""
+    arguments = session.arguments
+    program = launches(session)
     run, env = session.traced("many", RCA_LLM_GPU="kernels", **installed_cupti())
-    command = [str(program), str(arguments.launches), str(arguments.replays)]
+    counts = [str(arguments.launches), str(arguments.replays), str(arguments.seconds)]
     log = session.work / "many.log"
-    done = session.run(["sh", "-c", f'"$@" >{log}', "sh", *command], env, 240)
+    done = session.run(["sh", "-c", f'"$@" >{log}', "sh", str(program), *counts], env, 240)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    found = {"build": built, "run": done, "told": lines}
+    found = {"run": done, "told": lines}
     files = sorted((run / "segments").glob("*.seg"))
     found["files"] = [path.stat().st_size for path in files]
     begun, counted = (
@@ -108,7 +116,7 @@ def many(session: Session) -> dict[str, Any]:
         counted["nodes"] += int(node.sum())
         counted["without_time"] += int(none.sum())
         counted["nodes_without"] += int((node & none).sum())
-    expected = arguments.launches + arguments.replays * 1000
+    expected = lines[-1]["launched"] + lines[-1]["nodes"]
     found["counted"] = counted | {"expected": expected, "s": round(time.monotonic() - begun, 1)}
     shutil.rmtree(run, ignore_errors=True)
     return found
@@ -119,17 +127,16 @@ def many(session: Session) -> dict[str, Any]:
 
 def ready(session: Session) -> dict[str, Any]:
     """From the end of a program with 240,000 kernels to the end of the launcher, tables and all."""
-    steps = ["--phases", "eager", "--repeat", str(KERNELS // KERNELS_A_STEP + 1)]
-    found: dict[str, Any] = {"untraced_ms": [], "traced_ms": [], "tables": []}
+    program = launches(session)
+    found: dict[str, Any] = {"untraced_ms": [], "traced_ms": []}
+    env = path_of(session) | installed_cupti()
     for number in range(session.arguments.repeat):
-        done = session.workload(f"plain-{number}", path_of(session), *steps)
-        found["untraced_ms"].append(done.get("until_exit_ms"))
         run = session.work / f"ready-{number}.rca"
-        env = path_of(session)
-        done = session.workload(f"ready-{number}", env, *steps, under=launcher(run))
-        found["traced_ms"].append(done.get("until_exit_ms"))
-        found["tables"].append(tables(run))
-        found["said"] = done["said"]
+        for name, under in (("untraced_ms", []), ("traced_ms", launcher(run))):
+            done = session.run([*under, str(program), str(KERNELS), "0"], env, 60)
+            last = json.loads([line for line in done["said"].splitlines() if line[:1] == "{"][-1])
+            found[name].append(round((done["ended_ns"] - last["ns"]) / 1e6, 1))
+        found["tables"] = tables(run)
     return found
 
 
@@ -177,7 +184,7 @@ for _ in range(4):
 with open(sys.argv[2], "w") as file:
     json.dump(found, file)
 """
-WAIT_S = 6.0
+WAIT_S = 5.0
 """Until the counting process has its context, before the program begins."""
 
 
