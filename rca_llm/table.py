@@ -156,7 +156,7 @@ class Table:
 
         Rows are told apart by a 64-bit mix of the columns, which is then checked against them.
         """
-        mixed = self._mixed(columns)
+        mixed = _mixed([self[name] for name in columns])
         _, first, group = np.unique(mixed, return_index=True, return_inverse=True)
         if all(np.array_equal(self[n], self[n][first[group]]) for n in columns):
             return group.astype(np.int64), first
@@ -165,22 +165,9 @@ class Table:
         return group.reshape(-1).astype(np.int64), first
 
     def repeated(self) -> Mask:
-        """Which rows equal an earlier row in every column."""
-        found = np.zeros(len(self), bool)
-        columns = [name for name in self._columns if self.schema[name] != "float"]
-        ordered = np.sort(self._mixed(columns))
-        if bool(np.any(ordered[1:] == ordered[:-1])):
-            found[:] = True
-            found[self.grouped(columns)[1]] = False
-        return found
-
-    def _mixed(self, columns: Sequence[str]) -> NDArray[np.uint64]:
-        """A 64-bit hash of every row."""
-        mixed = np.zeros(len(self), np.uint64)
-        for name in columns:
-            mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + self[name].astype(np.uint64)
-            mixed ^= mixed >> np.uint64(29)
-        return mixed
+        """Which rows equal an earlier row in every column; numbers with fractions do not count."""
+        columns = {n: v for n, v in self._columns.items() if self.schema[n] != "float"}
+        return repeated(columns, next(n for n in self.schema if self.schema[n] == "time"))
 
     def frame(self, strings: Strings | None = None) -> pd.DataFrame:
         """The table as a pandas frame, texts as categories; unknown values become missing."""
@@ -198,6 +185,42 @@ class Table:
                 columns[name] = values
         frame: pd.DataFrame = pd.DataFrame(columns)
         return frame
+
+
+def _mixed(columns: Sequence[Array]) -> NDArray[np.uint64]:
+    """A 64-bit hash of every row."""
+    mixed = np.zeros(len(columns[0]) if columns else 0, np.uint64)
+    for values in columns:
+        mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + values.astype(np.uint64)
+        mixed ^= mixed >> np.uint64(29)
+    return mixed
+
+
+def repeated(columns: Mapping[str, Array], by: str) -> Mask:
+    """Which rows equal an earlier row in every column; `by` is the column that differs most.
+
+    The one search for records that came twice, in whatever form they are.
+    """
+    count = len(next(iter(columns.values()), ()))
+    found = np.zeros(count, np.bool_)
+    if by not in columns:
+        suspects = np.arange(count)
+    else:
+        order = np.argsort(columns[by], kind="stable")
+        same = columns[by][order[1:]] == columns[by][order[:-1]]
+        suspects = np.unique(np.concatenate([order[1:][same], order[:-1][same]]))
+    if len(suspects) < 2:
+        return found
+    rows = [column[suspects] for column in columns.values()]
+    ordered = np.sort(_mixed(rows))
+    if not bool(np.any(ordered[1:] == ordered[:-1])):
+        return found
+    _, first = np.unique(
+        np.stack([row.astype(np.int64) for row in rows]), axis=1, return_index=True
+    )
+    found[suspects] = True
+    found[suspects[first]] = False
+    return found
 
 
 def concat(schema: Schema, tables: Sequence[Table]) -> Table:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rca_llm.errors import UnreadableInput
+from rca_llm.quality import repair
 from rca_llm.readers import events
 from rca_llm.readers.events_tables import TYPES, Builder
 from rca_llm.readers.events_values import Values
@@ -198,6 +199,7 @@ def test_order_changes_nothing(tmp_path: Path) -> None:
 
 def test_records_that_came_twice(tmp_path: Path) -> None:
     timeline = read(written(tmp_path / "e", GPU, OTHER, GPU, GPU | {"stream": 1}))
+    repair(timeline)
     assert len(timeline["gpu"]) == 3
     assert findings(timeline) == {"duplicate_records": 1}
 

@@ -15,6 +15,7 @@ import pytest
 
 from rca_llm import intervals
 from rca_llm.errors import UnreadableInput
+from rca_llm.quality import repair
 from rca_llm.readers import nsys
 from rca_llm.readers.files import source
 from rca_llm.table import UNKNOWN
@@ -554,6 +555,7 @@ def test_records_that_came_twice(tmp_path: Path) -> None:
     export.kernel("void gemm<float>", 100, 200, 5)
     export.kernel("void gemm<float>", 100, 200, 5, graphNodeId=4)
     timeline = read(export.write(tmp_path / "a"))
+    repair(timeline)
     assert len(timeline["gpu"]) == 3
     assert findings(timeline) == {"duplicate_records": 1}
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from rca_llm.readers.kineto_events import Columns
-from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Table
+from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Table, repeated
 from rca_llm.trace import COPY_KINDS, GPU, MEMCPY, MEMORY_KINDS, Timeline
 
 _DIRECTION = re.compile(r"\b(?P<source>[HDPA])to(?P<target>[HDPA])\b")
@@ -31,21 +31,11 @@ _COPIES = {
 
 def without_duplicates(columns: Columns) -> tuple[Columns, int]:
     """The records without those that another one equals in every field, and how many went."""
-    starts = columns["start"]
-    order = np.argsort(starts, kind="stable")
-    same = starts[order[1:]] == starts[order[:-1]]
-    if not same.any():
-        return columns, 0
-    suspects = np.unique(np.concatenate([order[1:][same], order[:-1][same]]))
-    rows = np.stack([np.asarray(column[suspects], np.int64) for column in columns.values()])
-    _, first = np.unique(rows, axis=1, return_index=True)
-    kept = np.ones(len(starts), np.bool_)
-    kept[suspects] = False
-    kept[suspects[first]] = True
-    dropped = len(starts) - int(np.count_nonzero(kept))
+    again = repeated(columns, "start")
+    dropped = int(np.count_nonzero(again))
     if not dropped:
         return columns, 0
-    return {name: column[kept] for name, column in columns.items()}, dropped
+    return {name: column[~again] for name, column in columns.items()}, dropped
 
 
 def gpu_table(columns: Columns, timeline: Timeline) -> Table:

@@ -1,12 +1,11 @@
-"""Mending of what recorders leave behind: open ranges, missing times, records that came twice."""
+"""Mending of what recorders leave behind: open ranges and missing times."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from rca_llm.readers.kineto_device import without_duplicates
 from rca_llm.table import UNKNOWN, Mask, Table, known
-from rca_llm.trace import GPU, Timeline
+from rca_llm.trace import Timeline
 
 _SPANS = ("api", "ranges", "steps", "states", "collectives")
 """Tables of the host whose rows last from a start to an end."""
@@ -22,9 +21,8 @@ def mend(timeline: Timeline) -> None:
     """Bring the tables into a state that analysis can rely on, noting every change.
 
     Afterwards host records have a start, and an end that is not before it. Device records are
-    repaired later, since they need more than their own times.
+    repaired later, since they need more than their own times, and so are records that came twice.
     """
-    _drop_duplicates(timeline)
     for name in _SPANS:
         _mend_spans(timeline, name)
     for name in _POINTS:
@@ -32,15 +30,6 @@ def mend(timeline: Timeline) -> None:
         timeline.tables[name] = _timed(timeline, name, rows, known(rows["t"]))
     for name in _LASTING:
         _close(timeline, name)
-
-
-def _drop_duplicates(timeline: Timeline) -> None:
-    columns, copies = without_duplicates(
-        timeline["gpu"].known | {"start": timeline["gpu"]["start"]}
-    )
-    timeline.note("duplicate_records", copies, "gpu", "device records that occur twice, once kept")
-    if copies:
-        timeline.tables["gpu"] = Table(GPU, columns)
 
 
 def _mend_spans(timeline: Timeline, name: str) -> None:
