@@ -174,3 +174,109 @@ def test_an_engine_that_fails_fails_as_without_us(tmp_path: Path) -> None:
     done = _run(tmp_path, program, vllm__v1__core__sched__scheduler=code)
     assert done.stdout == "KeyError((1,), {'throttle_prefills': 2})\n"
     assert done.stderr == ""
+
+
+CONNECTOR = """
+class KVConnectorBase_V1:
+    def save_kv_layer(self, name): raise NotImplementedError
+class Moving(KVConnectorBase_V1):
+    def start_load_kv(self, context): return "loading"
+    def wait_for_save(self): return "saved"
+class Mine(Moving):
+    def update_state_after_alloc(self, request, blocks, num_external_tokens): return blocks
+class KVConnectorFactory:
+    @classmethod
+    def create_connector(cls, config, role): return Mine()
+"""
+OFFLOAD = """
+class OffloadingWorker:
+    def get_finished(self):
+        return [SimpleNamespace(job_id=1, success=True, transfer_size=4096, transfer_time=0.25)]
+"""
+MOVES = """
+from types import SimpleNamespace as N
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_offload.worker.worker import OffloadingWorker
+
+connector = KVConnectorFactory.create_connector("config", role=1)
+scheduler = Scheduler()
+print(connector.start_load_kv(None), connector.wait_for_save(), OffloadingWorker().get_finished())
+for name, tokens in (("far", 64), ("near", 0)):
+    print(connector.update_state_after_alloc(N(request_id=name), "blocks", tokens))
+scheduler.plan = [N(num_scheduled_tokens={"far": 8, "near": 8}, total_num_scheduled_tokens=16,
+                    scheduled_new_reqs=[N(req_id="far"), N(req_id="near")], finished_req_ids=set(),
+                    scheduled_cached_reqs=N(req_ids=[], num_computed_tokens=[]))]
+scheduler.schedule()
+"""
+
+
+def test_vllm_hand_over_of_keys_and_values_is_told(tmp_path: Path) -> None:
+    done = _run(
+        tmp_path,
+        MOVES,
+        vllm__distributed__kv_transfer__kv_connector__factory=CONNECTOR,
+        vllm__v1__core__sched__scheduler=SCHEDULER,
+        vllm__v1__kv_offload__worker__worker=OFFLOAD,
+    )
+    assert done.stderr == ""
+    assert done.stdout.startswith("loading saved [namespace(job_id=1")
+    timeline = done.timeline()
+    ranges = timeline["ranges"]
+    rows = {
+        name: row
+        for row, name in enumerate(texts(timeline, "ranges", "name"))
+        if str(name).startswith("vllm kv")
+    }
+    names = {"vllm kv start load", "vllm kv wait for save", "vllm kv offload", "vllm kv fetch"}
+    assert set(rows) == names
+    kinds = texts(timeline, "ranges", "kind")
+    assert {kinds[row] for row in rows.values()} == {"kv_transfer"}
+    moved = rows["vllm kv offload"]
+    assert ranges["bytes"][moved] == 4096
+    assert ranges["end"][moved] - ranges["start"][moved] == 250_000_000
+    assert texts(timeline, "ranges", "request")[rows["vllm kv fetch"]] == "far"
+
+
+OLD = """
+from types import SimpleNamespace as N
+from vllm.v1.core.sched.scheduler import Scheduler
+
+def step(cached, computed, resumed, **tokens):
+    return N(num_scheduled_tokens=tokens, scheduled_new_reqs=[], finished_req_ids=set(),
+             total_num_scheduled_tokens=sum(tokens.values()),
+             scheduled_cached_reqs=N(req_ids=list(cached), num_computed_tokens=list(computed),
+                                     resumed_from_preemption=resumed))
+
+old = Scheduler()
+requests = [N(request_id=n, num_prompt_tokens=8, num_tokens=12, status=N(name="RUNNING"))
+            for n in "ab"]
+old.requests = {r.request_id: r for r in requests}
+old.plan = [step("ab", [11, 11], [False, False], a=1, b=1), step("a", [12], [False], a=1),
+            step("ab", [13, 0], [False, True], a=1, b=12)]
+old.schedule()
+requests[1].status.name = "PREEMPTED"
+old.waiting = [requests[1], N(request_id="new", status=N(name="WAITING"))]
+old.schedule()
+old.waiting = []
+old.schedule()
+"""
+
+
+def test_preemption_is_seen_where_vllm_has_no_function_for_it(tmp_path: Path) -> None:
+    code = SCHEDULER.replace("_preempt_request", "_other")
+    done = _run(tmp_path, OLD, vllm__v1__core__sched__scheduler=code)
+    assert (done.status, done.stderr) == (0, "")
+    timeline = done.timeline()
+    marks = zip(texts(timeline, "marks", "name"), texts(timeline, "marks", "request"), strict=True)
+    assert list(marks) == [("preempted", "b"), ("resumed", "b")]
+    requests = texts(timeline, "batch", "request")
+    places = zip(timeline["batch"]["step"].tolist(), requests, strict=True)
+    phases = dict(zip(places, texts(timeline, "batch", "phase"), strict=True))
+    assert phases == {
+        (0, "a"): "decode",
+        (0, "b"): "decode",
+        (1, "a"): "decode",
+        (2, "a"): "decode",
+        (2, "b"): "recompute",
+    }

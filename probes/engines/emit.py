@@ -12,7 +12,7 @@ from array import array
 from .. import format as layout
 from ..recorder import FAULTS, WORDS_A_CELL, current, put
 from ..scope import EVENTS, PHASES
-from ..span import SPAN, SUSPENDED
+from ..span import RICH, SPAN, SUSPENDED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,19 +49,32 @@ def alias(request: str, known_as: str, time: int) -> None:
 
 
 def span(
-    name: str, kind: str, start: int, end: int, request: str | None = None, overlaps: bool = False
+    name: str,
+    kind: str,
+    start: int,
+    end: int,
+    request: str | None = None,
+    overlaps: bool = False,
+    size: int | None = None,
 ) -> None:
-    """A span that is over; ``overlaps``: it does not nest with others of this thread."""
+    """A span that is over; ``overlaps``: it does not nest with others of this thread.
+
+    ``size`` is what was moved, in bytes.
+    """
     try:
         here = current()
-        room = here.reserve(1)
+        room = here.reserve(1 if size is None else 2)
         if room is None:
             return
         words, at = room
+        flags = SUSPENDED if overlaps else 0
         words[at] = start
         words[at + 1] = end
         words[at + 2] = here.ids[request] | here.kinds[kind]
-        words[at + 3] = here.word(here.spans, name, SPAN) | (SUSPENDED if overlaps else 0)
+        if size is not None:
+            put(words, at + WORDS_A_CELL, layout.MORE, -1, size)
+            flags |= RICH
+        words[at + 3] = here.word(here.spans, name, SPAN) | flags
     except FAULTS:
         pass
 

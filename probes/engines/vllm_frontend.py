@@ -11,7 +11,7 @@ from _contextvars import ContextVar
 from time import perf_counter_ns
 
 from ..recorder import FAULTS, anchor
-from . import emit
+from . import asgi, emit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,6 +90,22 @@ def _process_inputs(process: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _process_and_tokenize(process: Callable[..., Any]) -> Callable[..., Any]:
+    """Up to vLLM 0.11 the same function tokenises."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        began = perf_counter_ns()
+        made = process(*args, **kwargs)
+        try:
+            name = made[1].request_id  # the prompt, and the request
+            emit.span("vllm tokenize", "tokenize", began, perf_counter_ns(), name, overlaps=True)
+        except FAULTS:
+            pass
+        return made
+
+    return call
+
+
 def _add(add: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -109,6 +125,7 @@ def _added(request: Any) -> None:
     external = getattr(request, "external_req_id", None)
     if external and external != name:
         emit.alias(name, external, now)
+    asgi.joined(name)
     emit.event("arrival", name, _monotonic(request.arrival_time))
     prompt = request.prompt_token_ids
     if prompt is not None:
@@ -164,6 +181,7 @@ def _finished(name: str, sent: float | None, began: int, now: int) -> None:
         emit.span("vllm output in flight", "serialize", left, began, name, overlaps=True)
     emit.span("vllm detokenize", "detokenize", began, now, name, overlaps=True)
     emit.event("finished", name, now)
+    asgi.left(name, now)
 
 
 def _abort(abort: Callable[..., Any]) -> Callable[..., Any]:
@@ -218,7 +236,7 @@ TARGETS = {
         "BaseRenderer.process_for_engine_async": _hand_over,
     },
     "vllm.v1.engine.input_processor": {"InputProcessor.process_inputs": _process_inputs},
-    "vllm.v1.engine.processor": {"Processor.process_inputs": _process_inputs},
+    "vllm.v1.engine.processor": {"Processor.process_inputs": _process_and_tokenize},
     "vllm.v1.engine.output_processor": {
         "OutputProcessor.add_request": _add,
         "OutputProcessor.process_outputs": _process_outputs,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from time import perf_counter_ns
 
 from ..recorder import FAULTS, MAX_NAMES, current
-from . import emit
+from . import emit, vllm_connector
 from .patch import package_version, spanned
 
 TYPE_CHECKING = False
@@ -32,6 +32,7 @@ _sampled = [0]
 _open: dict[int, tuple[Any, emit.Step]] = {}
 # Tokens that a preempted request had computed and must compute again.
 _lost: dict[str, int] = {}
+_out: set[str] = set()  # preempted and not yet resumed
 # The cells of requests that decode one token a step, and the recorder whose numbers they hold.
 _decoding: dict[str, bytes] = {}
 _owner: list[Any] = [None]
@@ -63,17 +64,38 @@ def _scheduled(scheduler: Any, output: Any, began: int) -> None:
         _samples(scheduler, now)
     for name in output.finished_req_ids:
         _forget(name)
+    if not hasattr(scheduler, "_preempt_request"):
+        _preempted_unsaid(scheduler, began)
     if not output.num_scheduled_tokens:
         return
     _count[0] += 1
     setattr(output, STEP, _count[0])
     for new in output.scheduled_new_reqs:
         emit.event("scheduled", new.req_id, began)
+        vllm_connector.fetched(new.req_id, began)
     for request in _resumed(output.scheduled_cached_reqs):
         emit.event("resumed", request, began)
+        _out.discard(request)
     if len(_open) >= MAX_OPEN:
         _open.clear()
     _open[id(output)] = (output, emit.Step(_count[0], began, *_batch(scheduler, output)))
+
+
+def _preempted_unsaid(scheduler: Any, began: int) -> None:
+    """Up to vLLM 0.11 no function preempts; whom it happened to waits in front of all others."""
+    for request in scheduler.waiting:
+        if request.status.name != "PREEMPTED":
+            return
+        if request.request_id not in _out:
+            _lose(request.request_id, request.num_tokens - 1, began)
+
+
+def _lose(name: str, computed: int, time: int) -> None:
+    """A request is preempted: what it had computed it must compute again."""
+    _out.add(name)
+    _decoding.pop(name, None)
+    _lost[name] = max(computed, _lost.get(name, 0))
+    emit.event("preempted", name, time)
 
 
 def _resumed(cached: Any) -> Any:
@@ -134,6 +156,8 @@ def _use_cells_of(recorder: Any) -> None:
 def _forget(name: str) -> None:
     _decoding.pop(name, None)
     _lost.pop(name, None)
+    _out.discard(name)
+    vllm_connector.forget(name)
 
 
 def _samples(scheduler: Any, now: int) -> None:
@@ -188,10 +212,7 @@ def _add(add: Callable[..., Any]) -> Callable[..., Any]:
 def _preempt(preempt: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            name = request.request_id
-            _decoding.pop(name, None)
-            _lost[name] = max(request.num_computed_tokens, _lost.get(name, 0))
-            emit.event("preempted", name, perf_counter_ns())
+            _lose(request.request_id, request.num_computed_tokens, perf_counter_ns())
         except FAULTS:
             pass
         return preempt(self, request, *args, **kwargs)
