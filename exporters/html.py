@@ -8,9 +8,10 @@ forbids the page to load or send anything.
 from __future__ import annotations
 
 import json
+import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rca_llm import __version__
 from rca_llm.exporters.text import shown
@@ -138,10 +139,26 @@ def _environment(report: Report) -> list[tuple[str, str]]:
         add("world size", header.world_size)
         add("clock", "UTC" if header.utc else "not UTC: times are relative to this recording")
         add("CUDA graphs", _graphs(header.graph_level))
-        add("command", header.extra.get("command"))
+        add("command", _command(header.extra.get("command")))
+        add("exit status", header.extra.get("status"))
+        add("kernel", header.extra.get("kernel"))
+        add("recorded with", _options(header.extra.get("options")))
         for device in line.devices:
             add("GPU", device.name)
     return list(rows)
+
+
+def _command(words: object) -> str | None:
+    """A command as it would be typed."""
+    return shlex.join(map(str, listed(words))) if words else None
+
+
+def _options(options: object) -> str | None:
+    """The options of the recording that are set."""
+    if not isinstance(options, dict):
+        return None
+    rows = cast("dict[str, object]", options).items()
+    return ", ".join(f"{name} {value}" for name, value in rows if value not in (None, False))
 
 
 def _graphs(graph_level: bool | None) -> str | None:

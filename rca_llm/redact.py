@@ -58,7 +58,7 @@ def _words(argv: Sequence[str]) -> Iterator[str]:
             continue
         name, equals, value = word.partition("=")
         if equals and _is_secret(name):
-            yield f"{name}={value if _is_number(value) else HIDDEN}"
+            yield f"{text(name)}={value if _is_number(value) else HIDDEN}"
         else:
             yield text(word)
         following = argv[index + 1] if index + 1 < len(argv) else ""

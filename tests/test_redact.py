@@ -22,6 +22,7 @@ from rca_llm.redact import command
         (["x", "redis://me:pw@host/0"], ["x", "redis://***@host/0"]),
         (["curl", "http://h/?a=1&token=abc&b=2"], ["curl", "http://h/?a=1&token=***&b=2"]),
         (["curl", "-H", "Authorization: Bearer abc"], ["curl", "-H", "Authorization: ***"]),
+        (["curl", "http://u:pw@h/?key=abc"], ["curl", "http://***@h/?key=***"]),
         (["x", "hf_abcdefghijkl"], ["x", "***"]),
         (["x", "sk-proj-abcdefghijkl"], ["x", "***"]),
         (["python", "-c", "key = 'abc'"], ["python", "-c", "***"]),

@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 from rca_llm.errors import UnreadableInput
-from rca_llm.readers.events_lines import Lines
+from rca_llm.readers.events_lines import Lines, mended
 from rca_llm.readers.events_tables import TYPES, Builder
 from rca_llm.readers.events_values import as_dict
 from rca_llm.readers.files import Source
@@ -22,7 +22,7 @@ def matches(source: Source) -> bool:
     if source.directory:
         return False
     lines = source.head.split(b"\n")[:_HEADER_LINES]
-    found = (Lines.decoded(line) for line in lines)
+    found = (Lines.decoded(line) or mended(line) for line in lines)
     return any(_is_ours(as_dict(record)) for record in found)
 
 

@@ -16,6 +16,9 @@ _BLOCK = 1 << 22
 """Bytes of lines that are decoded at a time."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
+_HALVES = re.compile("[\ud800-\udfff]")
+"""Surrogates that have lost their other half: no encoding holds them."""
+
 _DECODER = msgspec.json.Decoder()
 
 
@@ -88,7 +91,7 @@ class Lines:
             return []
         found = self.decoded(line)
         if found is None:
-            found = _mended(line)
+            found = mended(line)
             detail = "lines with bytes that JSON does not allow; U+FFFD stands for them"
             if found is None:
                 detail = "lines that are no JSON; left out"
@@ -104,10 +107,11 @@ class Lines:
         self._first.setdefault((code, detail), at)
 
 
-def _mended(line: bytes) -> Any:
+def mended(line: bytes) -> Any:
     """What a line holds once bytes that may not stand in JSON are U+FFFD, None if it is none."""
     text = _CONTROL.sub("\ufffd", line.decode(errors="replace").strip("\ufeff\0 \t\r\n"))
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        return json.loads(_HALVES.sub("\ufffd", json.dumps(found, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return None

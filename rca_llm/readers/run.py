@@ -515,6 +515,10 @@ def _facts(segment: Segment, prefix: str = "") -> Iterable[tuple[str, int, str |
 # ------------------------------------------------------------------ who recorded
 
 
+_TOLD = ("command", "kernel", "options", "status")
+"""What the manifest says of how a run was made; secrets left the command when it was written."""
+
+
 def _describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, Any]) -> None:
     """Header, processes and threads."""
     header = timeline.header
@@ -529,7 +533,7 @@ def _describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, A
         graph_level=header.graph_level,
         extra={
             **header.extra,
-            "status": manifest.get("status"),
+            **{key: manifest.get(key) for key in _TOLD},
             "gaps": _all_gaps(segments),
             "probes": _probes(segments),
             "short_calls": run_calls.short_calls(segments),
