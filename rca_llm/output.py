@@ -61,6 +61,23 @@ def write(target: Path, produce: Callable[[Path], None], *, force: bool) -> None
         raise RcaError(f"{target}: cannot be written: {error.strerror or error}") from error
 
 
+def write_bytes(target: Path, data: bytes, *, force: bool) -> None:
+    """Write bytes that are at hand; otherwise as `write`."""
+
+    def store(path: Path) -> None:
+        path.write_bytes(data)
+
+    write(target, store, force=force)
+
+
+def write_json(target: Path, document: object, *, force: bool) -> None:
+    """Write a JSON document, indented; otherwise as `write`."""
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+    write_bytes(target, text, force=force)
+
+
 def _replace(target: Path, produce: Callable[[Path], None]) -> None:
     with _beside(target) as written:
         produce(written)

@@ -42,8 +42,9 @@ NO_OP = -1
 class Work:
     """Device work of all ranks in the order of its start, one row a record.
 
-    `rank` is an index; `called` the time of the launch, `UNKNOWN` where that is not known; `before`
-    and `other` the rows it waits for on its own stream and elsewhere; `group` its collective.
+    `rank` is an index; `called` the time of the launch, `UNKNOWN` where nothing tells it; `before`
+    and `other` the rows it waits for on its own stream, `chain`, and elsewhere; `group` its
+    collective.
     """
 
     rank: Ints
@@ -56,6 +57,7 @@ class Work:
     other: Ints
     group: Ints
     arrived: Ints
+    chain: Ints
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Wait:
     row: int
     sync: bool
     until: int = 0
+    work: int = 0
+    """Time before `until` that is spent tokenising, ns."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +99,26 @@ class Replay:
 
 
 class Clock:
-    """The new time of the launching thread of a rank: scaled pieces, shifted at every wait."""
+    """The new time of the launching thread of a rank: scaled pieces, shifted at every wait.
 
-    def __init__(self, pieces: Pieces, factors: Floats) -> None:
+    `rate` is the factor of each piece, `moves` the most shifts that there may be.
+    """
+
+    def __init__(self, pieces: Pieces, rate: Floats, moves: int) -> None:
         self._edge = pieces.start.astype(np.float64)
-        self._rate = factors[pieces.label]
+        self._rate = rate
         lasting = (pieces.end - pieces.start) * self._rate
         first = self._edge[:1] if len(self._edge) else np.zeros(1)
         self._sum = np.concatenate([first, first + np.cumsum(lasting)])
         self.shift = 0.0
-        self._times: list[float] = [-np.inf]
-        self._shifts: list[float] = [0.0]
+        self._times = np.full(moves + 1, -np.inf)
+        self._shifts = np.zeros(moves + 1)
+        self._moves = 1
+
+    @property
+    def last(self) -> float:
+        """The instant of the last shift."""
+        return float(self._times[self._moves - 1])
 
     def scaled(self, times: Array) -> Floats:
         """The time that the pieces alone give, without any shift."""
@@ -118,20 +131,22 @@ class Clock:
     def move(self, at: int, scaled: float, wanted: float) -> None:
         """From an instant on, let the new time be such that the instant becomes `wanted`."""
         self.shift = wanted - scaled
-        self._times.append(float(at))
-        self._shifts.append(self.shift)
+        self._times[self._moves] = at
+        self._shifts[self._moves] = self.shift
+        self._moves += 1
 
     def __call__(self, times: Array) -> Floats:
         """The new times of instants on this thread."""
-        row = np.searchsorted(np.array(self._times), np.asarray(times), "right") - 1
-        return np.asarray(self.scaled(times) + np.array(self._shifts)[row], np.float64)
+        row = np.searchsorted(self._times[: self._moves], np.asarray(times), "right") - 1
+        return np.asarray(self.scaled(times) + self._shifts[row], np.float64)
 
 
 def graph(job: Job, lives: Sequence[Life]) -> Graph:
     """The dependencies of a job."""
     work = _work(job)
     threads = [_thread(member) for member in job.ranks]
-    waits = [*_syncs(job, work), *_step_ends(job, work, threads), *_arrivals(job, lives)]
+    waits = [*_syncs(job, work), *_step_ends(job, work, threads)]
+    waits += _arrivals(job, lives, threads)
     waits.sort(key=lambda wait: (wait.end, not wait.sync))
     return _since(min((p.rank.start for _, p in job.ranks), default=0), threads, work, waits)
 
@@ -187,8 +202,31 @@ def _work(job: Job) -> Work:
     table = {name: values[order] for name, values in joined.items()}
     before = _before(table["rank"], table["stream"])
     other = _followed(table, before)
-    del table["stream"]
-    return Work(**table, before=before, other=other)
+    chain = _numbered(table["rank"], table.pop("stream"))
+    table["called"] = _asked_for(table, before, other)
+    return Work(**table, before=before, other=other, chain=chain)
+
+
+def _asked_for(table: Mapping[str, Ints], before: Ints, other: Ints) -> Ints:
+    """When each was launched; work that comes after a pause and has no launch, when it began."""
+    low = np.iinfo(np.int64).min
+    ended = np.append(table["end"], low)
+    last = np.maximum(ended[before], ended[other])
+    paused = (last > low) & (table["start"] - np.maximum(last, low + CLOSE_NS) > CLOSE_NS)
+    return np.where(~known(table["called"]) & paused, table["start"], table["called"])
+
+
+def _numbered(rank: Ints, stream: Ints) -> Ints:
+    """A number for every stream of every rank, from 0 on."""
+    if not len(rank):
+        return rank
+    order = np.lexsort([stream, rank])
+    new = (np.diff(stream[order], prepend=stream[order[0]]) != 0) | (
+        np.diff(rank[order], prepend=rank[order[0]]) != 0
+    )
+    found = np.empty(len(rank), np.int64)
+    found[order] = np.cumsum(new)
+    return found
 
 
 def _work_of(job: Job, number: int) -> dict[str, Ints]:
@@ -313,20 +351,60 @@ def _last_done(thread: Pieces, times: Ints) -> Ints:
     return np.where(row >= 0, ended, np.iinfo(np.int64).min)
 
 
-def _arrivals(job: Job, lives: Sequence[Life]) -> list[Wait]:
-    """The first work for each request, which cannot be done before the request is there."""
+def _arrivals(job: Job, lives: Sequence[Life], threads: Sequence[Pieces]) -> list[Wait]:
+    """The first work for each request that comes when no other is in the engine.
+
+    The engine waits for such a request; others join a batch that goes on without them.
+    """
     found: list[Wait] = []
-    for life in lives:
-        request, number = life.request, rank_of(job, life)
-        if request.arrival is None or number is None or not len(life.pieces):
-            continue
-        queue = CODE["scheduling.queue"]
-        admitted = np.flatnonzero(~among(life.pieces.label, [queue, CODE["scheduling.tokenize"]]))
-        at = int(life.pieces.start[admitted[0]]) if len(admitted) else request.arrival
-        busy = int(life.totals[CODE["scheduling.tokenize"]])
-        ready = min(request.arrival + busy, at)
-        found.append(Wait(number, at, at, NO_OP, sync=False, until=ready))
+    for number, member in enumerate(job.ranks):
+        own = [(admission(life), life) for life in lives if rank_of(job, life) == number]
+        mine = [(one, life) for one, life in own if one is not None]
+        starts = np.sort(np.array([one.at for one, _ in mine], np.int64))
+        ends = np.sort(np.array([int(life.pieces.end[-1]) for _, life in mine], np.int64))
+        for one, _ in mine:
+            running = np.searchsorted(starts, one.at, "left") - np.searchsorted(
+                ends, one.at, "right"
+            )
+            if running <= 0:
+                free = _free_since(member, threads[number], one.at)
+                wait = Wait(number, free, one.at, NO_OP, sync=False, until=one.ready, work=one.text)
+                found.append(wait)
     return found
+
+
+@dataclass(frozen=True)
+class Admission:
+    """When the engine first worked for a request, when it could have, and its tokenising before.
+
+    `at` and `ready` are instants, `text` is a time, ns.
+    """
+
+    at: int
+    ready: int
+    text: int
+
+
+def admission(life: Life) -> Admission | None:
+    """The admission of a request; None where its arrival is not known."""
+    arrival, label = life.request.arrival, life.pieces.label
+    if arrival is None or not len(life.pieces):
+        return None
+    admitted = np.flatnonzero(
+        ~among(label, [CODE["scheduling.queue"], CODE["scheduling.tokenize"]])
+    )
+    at = int(life.pieces.start[admitted[0]]) if len(admitted) else arrival
+    text = min(int(life.totals[CODE["scheduling.tokenize"]]), at - arrival)
+    return Admission(at, arrival + text, text)
+
+
+def _free_since(member: Member, thread: Pieces, at: int) -> int:
+    """From when on, up to an instant, a rank has nothing to do as far as anything tells."""
+    recording, partition = member
+    done = int(_last_done(thread, np.array([at]))[0])
+    ends = np.concatenate([partition.activity.end, recording.steps.end[partition.steps]])
+    before = ends[ends <= at]
+    return min(max(done, int(before.max(initial=partition.rank.start)), partition.rank.start), at)
 
 
 def rank_of(job: Job, life: Life) -> int | None:
@@ -337,51 +415,99 @@ def rank_of(job: Job, life: Life) -> int | None:
     return 0 if job.ranks else None
 
 
-def replay(graph: Graph, factors: Mapping[str, float]) -> Replay:
+@dataclass(frozen=True)
+class Change:
+    """What a replay changes: the time of some parts, by a factor each, where `within` says.
+
+    `within` are starts and ends of disjoint, ascending intervals, ns; None: everywhere.
+    """
+
+    factors: Mapping[str, float]
+    within: tuple[Ints, Ints] | None = None
+
+    @property
+    def scale(self) -> Floats:
+        """The factor of every part."""
+        return np.array([self.factors.get(part, 1.0) for part in PARTS])
+
+    def inside(self, start: Array, end: Array, base: int = 0) -> Floats:
+        """The fraction of some intervals that changes; of an instant, whether it does."""
+        if self.within is None:
+            return np.ones(len(start))
+        low, high = (edges - base for edges in self.within)
+        pieces = Pieces(low, high, np.zeros(len(low), np.int64))
+        common = intervals.sums_in(pieces, start, end, 1)[:, 0]
+        touched = intervals.at(pieces, start) >= 0
+        length = np.asarray(end - start)
+        return np.where(length > 0, common / np.maximum(length, 1), touched)
+
+    def factor(self, part: Array, start: Array, end: Array, base: int = 0) -> Floats:
+        """The factor of some intervals, each of one part."""
+        return np.asarray(1 - (1 - self.scale[part]) * self.inside(start, end, base))
+
+
+def replay(graph: Graph, change: Change) -> Replay:
     """Run the graph with the durations of some parts multiplied by a factor each."""
-    scale = np.ones(len(PARTS), np.float64)
-    for name, factor in factors.items():
-        scale[CODE[name]] = factor
-    clocks = [Clock(pieces, scale) for pieces in graph.threads]
-    run = _Run(graph, scale, clocks)
+    clocks = [
+        Clock(*_rates(pieces, change, graph.base), len(graph.waits)) for pieces in graph.threads
+    ]
+    run = _Run(graph, change, clocks)
     run.go()
-    return Replay(graph, np.array(run.begin), np.array(run.finish), clocks)
+    return Replay(graph, run.begin, run.finish, clocks)
+
+
+def _rates(pieces: Pieces, change: Change, base: int) -> tuple[Pieces, Floats]:
+    """The pieces of a thread, cut where the change begins and ends, and the factor of each."""
+    if change.within is not None and len(pieces):
+        edges = intervals.distinct(np.concatenate(change.within)) - base
+        pieces = intervals.cut(pieces, edges)
+    return pieces, change.factor(pieces.label, pieces.start, pieces.end, base)
 
 
 class _Run:
-    """One replay: goes through work and waits in the order of their measured times."""
+    """One replay: goes through waits, and work that depends on more than its stream, by time.
 
-    def __init__(self, graph: Graph, scale: Floats, clocks: list[Clock]) -> None:
-        work = graph.work
+    Work that only follows its launch and the work before it on its stream is brought up to date a
+    whole run at a time, when something asks for it: finish i is the greatest, over j up to i, of
+    launch j and of all delays and durations from j to i.
+    """
+
+    def __init__(self, graph: Graph, change: Change, clocks: list[Clock]) -> None:
+        work, base = graph.work, graph.base
+        size = len(work.start)
         self.graph, self.clocks = graph, clocks
-        self.sync = float(scale[CODE["scheduling.sync"]])
-        self.begin = [0.0] * len(work.start)
-        self.finish = [0.0] * len(work.start)
-        self.launched = [-np.inf] * len(work.start)
-        self.filled = [0] * len(clocks)
-        self.queue = [_by_call(work, number) for number in range(len(clocks))]
-        self.called: list[float] = _scaled_calls(work, clocks).tolist()
-        self.lasting: list[float] = ((work.end - work.start) * scale[work.part]).tolist()
-        self.rest: list[float] = _after_arrival(work, scale).tolist()
-        self.lag: list[float] = _lags(work, scale).tolist()
-        self.rank: list[int] = work.rank.tolist()
-        self.group: list[int] = work.group.tolist()
-        self.before: list[int] = work.before.tolist()
-        self.other: list[int] = work.other.tolist()
+        self.begin, self.finish = np.zeros(size), np.zeros(size)
+        scaled = change.factor(work.part, work.start, work.end, base)
+        self.lasting = (work.end - work.start) * scaled
+        self.rest = _after_arrival(work, scaled)
+        self.lag = _lags(work, change, base)
+        self.syncs = _sync_factors(graph, change)
+        self.chains = _chains(work)
+        self.place = np.zeros(size, np.int64)
+        for rows in self.chains:
+            self.place[rows] = np.arange(len(rows))
+        self.done = [0] * len(self.chains)
         self.size: list[int] = np.bincount(work.group[work.group >= 0]).tolist()
         self.open: dict[int, list[int]] = {}
 
     def go(self) -> None:
         """Everything in order; where times are equal, waits end before work starts."""
-        starts: list[int] = self.graph.work.start.tolist()
-        row, count = 0, len(starts)
-        for wait, times in zip(self.graph.waits, self._wait_times(), strict=True):
-            while row < count and starts[row] < wait.end:
-                self._start(row, starts[row])
-                row += 1
-            self._wait(wait, *times)
-        for last in range(row, count):
-            self._start(last, starts[last])
+        work = self.graph.work
+        special = np.flatnonzero((work.other >= 0) | (work.group >= 0))
+        starts: list[int] = work.start[special].tolist()
+        rows: list[int] = special.tolist()
+        at = 0
+        for number, (wait, times) in enumerate(
+            zip(self.graph.waits, self._wait_times(), strict=True)
+        ):
+            while at < len(rows) and starts[at] < wait.end:
+                self._special(rows[at])
+                at += 1
+            self._wait(wait, self.syncs[number], *times)
+        for row in rows[at:]:
+            self._special(row)
+        for chain, own in enumerate(self.chains):
+            self._advance(chain, len(own))
 
     def _wait_times(self) -> list[tuple[float, float, float]]:
         """The scaled times of every wait's start and end, and of the end of what it waits for."""
@@ -400,78 +526,106 @@ class _Run:
                 found[rows, place] = clock.scaled(times[rows])
         return [(a, b, c) for a, b, c in found.tolist()]
 
-    def _start(self, row: int, measured: int) -> None:
-        finish, before, other = self.finish, self.before[row], self.other[row]
-        clock = self.clocks[self.rank[row]]
-        ready = self.launched[row]
-        if ready == -np.inf:
-            ready = self.called[row] + clock.shift
-        if before >= 0 and finish[before] > ready:
-            ready = finish[before]
-        if other >= 0 and finish[other] > ready:
-            ready = finish[other]
-        if ready == -np.inf:
-            ready = float(clock(np.array([measured]))[0])
-        self.begin[row] = begin = ready + self.lag[row]
-        finish[row] = begin + self.lasting[row]
-        if self.group[row] >= 0:
-            self._meet(row, self.group[row])
+    def _ready(self, rows: Ints) -> Floats:
+        """When the launches of some rows of one rank are done; minus infinity where unknown."""
+        work = self.graph.work
+        clock, called = self.clocks[int(work.rank[rows[0]])], work.called[rows]
+        told = known(called)
+        ready = clock(np.where(told, called, work.start[rows]))
+        first = (work.before[rows] < 0) & (work.other[rows] < 0)
+        return np.where(told | first, ready, -np.inf)
+
+    def _advance(self, chain: int, until: int) -> None:
+        """Bring a stream up to date, up to the row at place `until` in it."""
+        done = self.done[chain]
+        if until <= done:
+            return
+        rows = self.chains[chain][done:until]
+        before = self.finish[self.chains[chain][done - 1]] if done else -np.inf
+        lag, lasting = self.lag[rows], self.lasting[rows]
+        total = np.cumsum(lag + lasting)
+        free = self._ready(rows) - (total - lag - lasting)
+        free[0] = max(free[0], before)
+        self.finish[rows] = finish = total + np.maximum.accumulate(free)
+        self.begin[rows] = finish - lasting
+        self.done[chain] = until
+
+    def _special(self, row: int) -> None:
+        """A row that waits for another stream, or for other ranks."""
+        work = self.graph.work
+        chain, place = int(work.chain[row]), int(self.place[row])
+        self._advance(chain, place)
+        ready = float(self._ready(np.array([row]))[0])
+        before, other = int(work.before[row]), int(work.other[row])
+        if before >= 0:
+            ready = max(ready, float(self.finish[before]))
+        if other >= 0:
+            self._advance(int(work.chain[other]), int(self.place[other]) + 1)
+            ready = max(ready, float(self.finish[other]))
+        self.begin[row] = ready + self.lag[row]
+        self.finish[row] = self.begin[row] + self.lasting[row]
+        self.done[chain] = max(self.done[chain], place + 1)
+        if work.group[row] >= 0:
+            self._meet(row, int(work.group[row]))
 
     def _meet(self, row: int, group: int) -> None:
         """The last rank to come lets the others of a collective go on."""
         rows = self.open.setdefault(group, [])
         rows.append(row)
         if len(rows) == self.size[group]:
-            arrived = max(self.begin[one] for one in rows)
+            arrived = max(float(self.begin[one]) for one in rows)
             for one in rows:
                 self.finish[one] = max(arrived + self.rest[one], self.begin[one])
             del self.open[group]
 
-    def _wait(self, wait: Wait, begun: float, ended: float, done: float) -> None:
+    def _wait(self, wait: Wait, sync: float, begun: float, ended: float, done: float) -> None:
         """Move the clock of a rank at the end of a wait."""
         clock = self.clocks[wait.rank]
         here, wanted = begun + clock.shift, ended + clock.shift
         if wait.row < 0:
-            wanted = max(wanted, float(wait.until))
+            wanted = self._admitted(wait, sync, wanted)
         else:
-            held = max(self.finish[wait.row] - here, 0.0)
-            wanted = here + (self.sync if wait.sync else 1.0) * held + ended - done
-        self._fill(wait.rank, wait.end)
+            row = wait.row
+            self._advance(int(self.graph.work.chain[row]), int(self.place[row]) + 1)
+            held = max(float(self.finish[row]) - here, 0.0)
+            wanted = here + (sync if wait.sync else 1.0) * held + ended - done
         clock.move(wait.end, ended, wanted)
 
-    def _fill(self, number: int, until: int) -> None:
-        """Fix the launches of a rank that come before its clock moves."""
-        rows, called = self.queue[number]
-        stop = int(np.searchsorted(called, until, "left"))
-        shift = self.clocks[number].shift
-        for row in rows[self.filled[number] : stop].tolist():
-            self.launched[row] = self.called[row] + shift
-        self.filled[number] = max(stop, self.filled[number])
+    def _admitted(self, wait: Wait, text: float, unmoved: float) -> float:
+        """When a request is first worked for: when the thread is free and the request is there."""
+        clock = self.clocks[wait.rank]
+        free = float(clock(np.array([wait.start]))[0])
+        ready = wait.until - (1 - text) * wait.work
+        wanted = max(free, ready) + wait.end - max(wait.start, wait.until)
+        return max(wanted, unmoved) if clock.last == wait.end else wanted
 
 
-def _by_call(work: Work, number: int) -> tuple[Ints, Ints]:
-    """The rows of a rank by the time of their launch, and those times."""
-    rows = np.flatnonzero((work.rank == number) & known(work.called))
-    rows = rows[np.argsort(work.called[rows], kind="stable")]
-    return rows, work.called[rows]
+def _chains(work: Work) -> list[Ints]:
+    """The rows of every stream in their order."""
+    order = np.argsort(work.chain, kind="stable")
+    counts = np.bincount(work.chain) if len(order) else np.zeros(0, np.int64)
+    return list(np.split(order, np.cumsum(counts)[:-1])) if len(order) else []
 
 
-def _scaled_calls(work: Work, clocks: Sequence[Clock]) -> Floats:
-    """The scaled time of every launch; minus infinity where none is known."""
-    found = np.full(len(work.start), -np.inf)
-    for number, clock in enumerate(clocks):
-        rows = np.flatnonzero((work.rank == number) & known(work.called))
-        found[rows] = clock.scaled(work.called[rows])
+def _sync_factors(graph: Graph, change: Change) -> list[float]:
+    """What becomes of every wait: of a synchronisation its factor, of an arrival its tokenising."""
+    waits, sync, text = graph.waits, CODE["scheduling.sync"], CODE["scheduling.tokenize"]
+    part = np.array([text if wait.row < 0 else sync for wait in waits], np.int64)
+    start = np.array([wait.until - wait.work if wait.row < 0 else wait.start for wait in waits])
+    end = np.array([wait.until if wait.row < 0 else wait.end for wait in waits])
+    if not len(waits):
+        return []
+    found: list[float] = change.factor(part, start, end, graph.base).tolist()
     return found
 
 
-def _after_arrival(work: Work, scale: Floats) -> Floats:
+def _after_arrival(work: Work, factor: Floats) -> Floats:
     """How long every collective lasts from its last arrival on."""
     rest = np.where(work.group >= 0, work.end - work.arrived, 0).astype(np.float64)
-    return np.where(rest > 0, rest * scale[work.part], rest)
+    return np.where(rest > 0, rest * factor, rest)
 
 
-def _lags(work: Work, scale: Floats) -> Floats:
+def _lags(work: Work, change: Change, base: int) -> Floats:
     """What delays each start beyond its dependencies; after a launch alone it is launching."""
     low = np.iinfo(np.int64).min
     ended = np.append(work.end, low)
@@ -479,5 +633,7 @@ def _lags(work: Work, scale: Floats) -> Floats:
     last = np.maximum(before, work.called)
     free = last == low
     lag = np.where(free, 0, work.start - np.where(free, work.start, last)).astype(np.float64)
-    launching = (work.called > before) & (lag > 0)
-    return np.where(launching, lag * scale[CODE["scheduling.launch"]], lag)
+    launching = (work.called >= before) & (lag > 0)
+    code = np.full(len(lag), CODE["scheduling.launch"], np.int64)
+    factor = change.factor(code, work.start - np.maximum(lag, 0).astype(np.int64), work.start, base)
+    return np.where(launching, lag * factor, lag)

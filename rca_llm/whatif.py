@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rca_llm.attribute import job as jobs
 from rca_llm.attribute import requests as lives_of
 from rca_llm.attribute.job import Job
-from rca_llm.attribute.parts import PARTS
+from rca_llm.attribute.parts import CODE, PARTS
 from rca_llm.attribute.requests import Life
 from rca_llm.attribute.view import engine_view
 from rca_llm.errors import RcaError
-from rca_llm.replay import Graph, Replay, graph, rank_of, replay
-from rca_llm.report import Report
+from rca_llm.replay import Change, Clock, Graph, Replay, admission, graph, rank_of, replay
 from rca_llm.summary.requests import latency
 from rca_llm.summary.stats import mean, percentile
 from rca_llm.table import Array, Ints
+
+if TYPE_CHECKING:
+    from rca_llm.report import Report
 
 SCHEMA = "rca-llm/whatif/1"
 
@@ -69,9 +71,21 @@ class Model:
 
 def model(report: Report) -> Model:
     """The dependency graph behind a report."""
+    if report.job is not None:
+        return model_of(report.job, report.lives)
     job = jobs.attribute(report.trace.timelines)
-    lives = _lives(job)
-    return Model(job, lives, graph(job, lives))
+    return model_of(job, _lives(job))
+
+
+def model_of(job: Job, lives: Sequence[Life]) -> Model:
+    """The dependency graph of a job and the lives of its requests."""
+    return Model(job, list(lives), graph(job, lives))
+
+
+def savings(found: Model, new: Replay, change: Change) -> dict[str, int]:
+    """What a replay saves every finished request, ns; negative where it makes it slower."""
+    rows = [row for life in found.lives if (row := _request(found, new, life, change))]
+    return {row["id"]: row["latency_ns"] - row["new_latency_ns"] for row in rows}
 
 
 def _lives(job: Job) -> list[Life]:
@@ -91,8 +105,9 @@ def _lives(job: Job) -> list[Life]:
 def whatif(report: Report, changed: Mapping[str, float]) -> dict[str, Any]:
     """Latencies, steps and the window as measured and as replayed with changed durations."""
     found = model(report)
-    new = replay(found.graph, changed)
-    rows = [row for life in found.lives if (row := _request(found, new, life, changed))]
+    change = Change(changed)
+    new = replay(found.graph, change)
+    rows = [row for life in found.lives if (row := _request(found, new, life, change))]
     steps = _steps(found, new)
     return {
         "schema": SCHEMA,
@@ -100,14 +115,12 @@ def whatif(report: Report, changed: Mapping[str, float]) -> dict[str, Any]:
         "latency": _figures(rows, "latency"),
         "ttft": _figures(rows, "ttft"),
         "steps": _change(mean([a for a, _ in steps]), mean([b for _, b in steps]), len(steps)),
-        "window": _window(found, new),
+        "window": window(found, new),
         "requests": rows,
     }
 
 
-def _request(
-    found: Model, new: Replay, life: Life, changed: Mapping[str, float]
-) -> dict[str, Any] | None:
+def _request(found: Model, new: Replay, life: Life, change: Change) -> dict[str, Any] | None:
     """A finished request as measured and as replayed; None of any other."""
     request, lasted = life.request, latency(life.request)
     number = rank_of(found.job, life)
@@ -116,19 +129,39 @@ def _request(
     last = request.tokens[-1] if request.tokens else request.finished or request.arrival
     clock, base = new.clocks[number], found.graph.base
     tail = life.pieces.clip(last, max(last, request.finished or last))
-    scale = np.array([changed.get(part, 1.0) for part in PARTS])
-    rest = float(((tail.end - tail.start) * scale[tail.label]).sum())
+    factor = change.factor(tail.label, tail.start, tail.end)
+    rest = float(((tail.end - tail.start) * factor).sum())
     end = float(clock(np.array([last - base]))[0]) + rest
     first = request.first_token
-    begun = None if first is None else round(float(clock(np.array([first - base]))[0]))
-    arrival = request.arrival - base
+    begun = None if first is None else float(clock(np.array([first - base]))[0])
+    arrival = _arrival(life, request.arrival - base, clock, base, change)
     return {
         "id": request.id,
         "latency_ns": lasted,
-        "new_latency_ns": max(round(end) - arrival, 0),
+        "new_latency_ns": max(round(end - arrival), 0),
         "ttft_ns": None if first is None else max(first - request.arrival, 0),
-        "new_ttft_ns": None if begun is None else max(begun - arrival, 0),
+        "new_ttft_ns": None if begun is None else max(round(begun - arrival), 0),
     }
+
+
+def _arrival(life: Life, measured: int, clock: Clock, base: int, change: Change) -> float:
+    """The time from which a request's new latency counts, beside the new times of its steps.
+
+    Its arrival, where the engine comes to it after that. An engine that would be there too early
+    goes on without it, and a request that is tokenised sooner joins an earlier step: either then
+    waits for a step as long as it did.
+    """
+    one = admission(life)
+    if one is None:
+        return measured
+    text = np.array([CODE["scheduling.tokenize"]])
+    factor = change.factor(text, np.array([measured + base]), np.array([one.ready]))
+    needed = one.text * float(factor[0])
+    at = float(clock(np.array([one.at - base]))[0])
+    joined = measured + needed + one.at - one.ready
+    if at >= measured + needed:
+        joined = max(min(joined, at), at - (one.text - needed))
+    return measured + at - joined
 
 
 def _figures(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
@@ -171,7 +204,7 @@ def _lasting(start: Array, end: Array, step: Ints, done: Array) -> Ints:
     return np.asarray(np.rint(last - start), np.int64)
 
 
-def _window(found: Model, new: Replay) -> dict[str, Any]:
+def window(found: Model, new: Replay) -> dict[str, Any]:
     """The time from the first to the last record of the rank that ends last."""
     work = found.graph.work
     old: list[int] = []

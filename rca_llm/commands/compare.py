@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from rca_llm import output
 from rca_llm.commands.variadic import Variadic
@@ -47,13 +46,7 @@ def command(
         raise RcaError(f"{page}: cannot hold both the page and the JSON document")
     found = compare(load(*base).attribute(), load(*other).attribute())
     if document is not None:
-        text = msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
-        output.write(document, lambda draft: _store(draft, text), force=force)
+        output.write_json(document, found, force=force)
     if page is not None:
-        text_page = comparison.page(found).encode()
-        output.write(page, lambda draft: _store(draft, text_page), force=force)
+        output.write_bytes(page, comparison.page(found).encode(), force=force)
     comparison.show(found)
-
-
-def _store(target: Path, data: bytes) -> None:
-    target.write_bytes(data)

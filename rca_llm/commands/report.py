@@ -12,6 +12,7 @@ from rca_llm import output
 from rca_llm.distributed.job import analyse
 from rca_llm.exporters import terminal
 from rca_llm.exporters.html import write as write_page
+from rca_llm.hints.thresholds import overriding as load_thresholds
 from rca_llm.report import Report
 
 STANDARD_OUTPUT = Path("-")
@@ -46,6 +47,11 @@ def write_summary(report: Report, target: Path) -> None:
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Analyse rank by rank on the Dask cluster there."
 )
+@click.option(
+    "--thresholds",
+    type=click.Path(path_type=Path),
+    help="Limits of the rules to use instead: a TOML file of [RULE] tables with name = value.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print no table.")
 def command(
     inputs: tuple[str, ...],
@@ -54,6 +60,7 @@ def command(
     force: bool,
     jobs: int | None,
     scheduler: str | None,
+    thresholds: Path | None,
     quiet: bool,
 ) -> None:
     """Read traces (one job; several inputs are its ranks), attribute their time and explain it.
@@ -65,7 +72,7 @@ def command(
     for target in (page, None if piped else summary):
         if target is not None:
             output.check_target(target, force=force, inputs=inputs)
-    report = analyse(inputs, jobs, scheduler)
+    report = analyse(inputs, jobs, scheduler, load_thresholds(thresholds))
     if piped:
         sys.stdout.buffer.write(summary_json(report))
     elif summary is not None:

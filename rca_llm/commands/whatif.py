@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from rca_llm import output
 from rca_llm.commands.variadic import Variadic
@@ -38,10 +37,5 @@ def command(
         output.check_target(document, force=force, inputs=inputs)
     found = whatif(load(*inputs).attribute(), changed)
     if document is not None:
-        text = msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
-        output.write(document, lambda draft: _store(draft, text), force=force)
+        output.write_json(document, found, force=force)
     prediction.show(found, settings)
-
-
-def _store(target: Path, data: bytes) -> None:
-    target.write_bytes(data)

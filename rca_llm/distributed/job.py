@@ -25,6 +25,7 @@ from rca_llm.distributed.share import Order, Share, of_one_rank, share
 from rca_llm.distributed.survey import Ask, Survey, survey
 from rca_llm.errors import RcaError, UnreadableInput
 from rca_llm.hints.model import RULES
+from rca_llm.hints.thresholds import Thresholds
 from rca_llm.readers import load, reader_of
 from rca_llm.readers.files import entries, source
 from rca_llm.report import Report, lives_in, whole
@@ -62,13 +63,21 @@ def inputs(paths: Sequence[str | os.PathLike[str]]) -> list[Given]:
 
 
 def analyse(
-    paths: Sequence[str | os.PathLike[str]], jobs: int | None = None, scheduler: str | None = None
+    paths: Sequence[str | os.PathLike[str]],
+    jobs: int | None = None,
+    scheduler: str | None = None,
+    thresholds: Thresholds | None = None,
 ) -> Report:
     """The report on the inputs of one job.
 
     Up to `TOGETHER` inputs are analysed in this process, unless processes or a Dask cluster are
-    asked for; more of them rank by rank.
+    asked for; more of them rank by rank. With limits of the rules other than the package's, all
+    are analysed here.
     """
+    if thresholds is not None:
+        if jobs is not None or scheduler is not None:
+            raise RcaError("--thresholds is for one process: leave --jobs and --scheduler out")
+        return load(*paths).attribute(thresholds)
     given = inputs(paths)
     if jobs is None and scheduler is None and len(given) <= TOGETHER:
         return load(*paths).attribute()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -100,9 +100,9 @@ class Case:
         """The latency in some parts, within spans where those are given."""
         wanted = codes(parts)
         within = None if spans is None else _as_pieces(spans)
-        if self.lives:
-            return self._over_lives(wanted, within)
-        return self._over_ranks(wanted, within)
+        found = (self._over_lives if self.lives else self._over_ranks)(wanted, within)
+        covered = None if within is None else (within.start, within.end)
+        return replace(found, parts=tuple(parts), within=covered)
 
     def _over_lives(self, wanted: Ints, within: Pieces | None) -> Charge:
         found = [

@@ -9,6 +9,7 @@ from typing import Any
 from rca_llm.hints.advice import advice
 from rca_llm.hints.case import Case
 from rca_llm.hints.model import LOWERED, RULES, Hint, Rule, Stage
+from rca_llm.hints.saving import replayed
 
 Found = tuple[Rule, Hint]
 
@@ -38,6 +39,8 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> list[dict[str, Any]]:
             if rule.stage is Stage.GATE:
                 case.failed[rule.id] = hint.title
                 case.blocking |= {rule.id} if hint.blocks else set[str]()
+    if rules is RULES:  # of single ranks of a job nobody can say what all would save
+        found = replayed(found, case)
     found = _without_false_blame(_capped(found), case)
     return [_row(rule, hint, case) for rule, hint in sorted(found, key=_order)]
 

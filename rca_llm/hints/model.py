@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from rca_llm.table import Ints
+
 if TYPE_CHECKING:
     from rca_llm.hints.case import Case
 
@@ -50,6 +52,10 @@ class Charge:
     start: int | None = None
     end: int | None = None
     population: str = ""
+    parts: tuple[str, ...] = ()
+    """The parts that it is charged in; none where it was found in another way."""
+    within: tuple[Ints, Ints] | None = field(default=None, compare=False)
+    """Starts and ends of the time it is charged in, ns; None: anywhere."""
 
     @property
     def share(self) -> float | None:
@@ -66,7 +72,7 @@ class Hint:
     charge: Charge
     numbers: Mapping[str, Any] = field(default_factory=dict[str, Any])
     saving_ns: int | None = None
-    """None: what is charged. Use `unjudged` where nobody can say."""
+    """None: what a replay without it saves, else what is charged. `unjudged`: nobody can say."""
     unjudged: bool = False
     class_: str | None = None
     """None: that of the rule."""

@@ -48,6 +48,11 @@ def load(override: Path | None = None) -> Thresholds:
     return found
 
 
+def overriding(path: Path | None) -> Thresholds | None:
+    """The limits with those of a file, None where no file is given."""
+    return None if path is None else load(path)
+
+
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,60 @@
+"""What removing a cause would save: a replay of the dependency graph without the time it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rca_llm.hints.case import Case
+from rca_llm.hints.model import Hint, Rule, Stage
+from rca_llm.replay import Change, replay
+from rca_llm.whatif import DERIVED, Model, model_of, savings, window
+
+Found = tuple[Rule, Hint]
+
+MOST = 8
+"""Hints that are replayed, those with the largest charge; the others keep their charge."""
+
+
+def replayed(found: Sequence[Found], case: Case) -> list[Found]:
+    """The same hints, with what a replay without each would save.
+
+    Where time follows from other causes (queueing, interference, preemption), where a rule knows
+    better, and over several ranks, whose waiting attribution already gives to the late one, the
+    saving stays what is charged.
+    """
+    wanted = sorted(
+        (place for place, one in enumerate(found) if _removable(*one)),
+        key=lambda place: -found[place][1].charge.ns,
+    )[:MOST]
+    if not wanted or len(case.job.ranks) != 1:
+        return list(found)
+    graph = model_of(case.job, case.lives)
+    return [
+        (rule, _saves(hint, graph) if place in wanted else hint)
+        for place, (rule, hint) in enumerate(found)
+    ]
+
+
+def _removable(rule: Rule, hint: Hint) -> bool:
+    charge = hint.charge
+    settled = hint.unjudged or hint.saving_ns is not None or rule.stage is Stage.GATE
+    return not settled and charge.ns > 0 and bool(charge.parts) and _free(charge.parts)
+
+
+def _free(parts: Sequence[str]) -> bool:
+    """Whether all parts can be removed by themselves."""
+    return not any(part in DERIVED for part in parts)
+
+
+def _saves(hint: Hint, model: Model) -> Hint:
+    charge = hint.charge
+    change = Change(dict.fromkeys(charge.parts, 0.0), charge.within)
+    new = replay(model.graph, change)
+    if not charge.requests:
+        saved = window(model, new)["saved_ns"]
+    else:
+        each = savings(model, new, change)
+        told = [each[id] for id in charge.requests if id in each]
+        saved = sum(told) if told else None
+    return hint if saved is None else replace(hint, saving_ns=max(saved, 0))
