@@ -185,3 +185,77 @@ def test_a_rank_that_is_given_twice_counts_once(tmp_path: Path) -> None:
     events(tmp_path, 0)
     shutil.copy(events(tmp_path, 1), tmp_path / "copy.jsonl")
     assert codes(tmp_path) == ([0, 1], {"duplicate_rank"})
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*)", "all_reduce"),
+        (
+            "quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot<__half>, __half>",
+            "all_reduce",
+        ),
+        (
+            "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>()",
+            "all_reduce",
+        ),
+        (
+            "flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport",
+            "all_reduce",
+        ),
+        ("ncclSymkDevKernel_AllGather_ST(ncclSymkDevWorkArgs4K)", "all_gather"),
+        ("void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(void*)", "dispatch"),
+        ("void deep_ep::intranode::combine<8>(void*)", "combine"),
+        ("void a2a_dispatch_send_kernel<true, 8, 8>()", "dispatch"),
+        ("nvshmemi_barrier_all_kernel", "barrier"),
+    ],
+)
+def test_kernels_that_bypass_torch_are_collectives_by_their_names(name: str, op: str) -> None:
+    """vLLM's and SGLang's own, PyTorch's symmetric memory, FlashInfer, NCCL and DeepEP."""
+    builders = [rank(number) for number in range(2)]
+    for number, builder in enumerate(builders):
+        builder.kernel(name, BASE + number * US, BASE + 9 * US)
+    [row] = summary(*builders)["collectives"]
+    assert (row["op"], row["ranks"], row["last_rank"]) == (op, [0, 1], 1)
+
+
+def test_groups_of_ranks_say_who_holds_whom_up_and_how_even_experts_are() -> None:
+    """Two tensor-parallel groups and one of experts; rank 3 comes late in its own."""
+    builders = [rank(number, 4) for number in range(4)]
+    for number, builder in enumerate(builders):
+        group = "tp [0,1]" if number < 2 else "tp [2,3]"
+        for seq in range(10):
+            start, late = seq * 1000 * US, 400 * US * (number == 3)
+            times = start + late, start + 500 * US
+            collective(builder, seq, *times, comm=group, group_size=2, bytes=4096)
+            meet = start + 700 * US + number
+            collective(builder, seq, meet, start + 750 * US, comm="ep [0-3]", op="all_to_all")
+            moe = 50 * US * (1 + number)
+            begin = BASE + start + 510 * US
+            builder.kernel("fused_moe_kernel", begin, begin + moe)
+    found = {row["comm"]: row for row in summary(*builders)["groups"]}
+    assert {name: row["kind"] for name, row in found.items()} == {
+        "tp [0,1]": "tensor",
+        "tp [2,3]": "tensor",
+        "ep [0-3]": "expert",
+    }
+    assert found["tp [0,1]"]["straggler"] is None
+    assert found["tp [2,3]"]["straggler"] == 3
+    assert found["tp [2,3]"]["wait_ns"] == {"2": 10 * 400 * US, "3": 0}
+    assert found["tp [2,3]"]["last"] == {"2": 0, "3": 10}
+    bucket = found["tp [2,3]"]["buckets"][0]
+    assert (bucket["op"], bucket["bytes"], bucket["count"]) == ("all_reduce", 4096, 10)
+    assert bucket["transfer_ns"] == {"p50": 100 * US, "p99": 100 * US}
+    experts = found["ep [0-3]"]
+    assert experts["moe_ns"] == {str(n): 10 * 50 * US * (1 + n) for n in range(4)}
+    assert experts["moe_imbalance"] == pytest.approx(1.6)
+
+
+def test_files_of_several_ranks_each_are_counted_on() -> None:
+    """Two hosts of two ranks, whose files count their own ranks from 0."""
+    builders = [Builder(host=f"h{number}") for number in range(2)]
+    for builder in builders:
+        for process in (1, 2):
+            builder.row("processes", process=process, name=f"Worker_{process - 1}")
+            builder.kernel("gemm", BASE, BASE + 100, process=process)
+    assert [row["rank"] for row in summary(*builders)["ranks"]] == [0, 1, 2, 3]

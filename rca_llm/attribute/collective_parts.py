@@ -16,20 +16,26 @@ from rca_llm.table import UNKNOWN, Array, Ints, Table, known, optional
 from rca_llm.trace import COPY_KINDS, KERNEL, MEMCPY, REFERENCE, Clock, Timeline
 
 _OP_IN_NAME = re.compile(
-    r"all_?reduce|cross_device_reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast"
-    r"|send_?recv|reduce",
+    r"all_?reduce|cross_device_reduce|quick_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
+    r"|broadcast|send_?recv|reduce|barrier|\b(?:notify_?|a2a_?)?(?:dispatch|combine)",
     re.I,
 )
 _OPS = {
     "allreduce": "all_reduce",
     "crossdevicereduce": "all_reduce",
+    "quickreduce": "all_reduce",
     "allgather": "all_gather",
     "reducescatter": "reduce_scatter",
     "alltoall": "all_to_all",
     "broadcast": "broadcast",
     "sendrecv": "send_recv",
     "reduce": "reduce",
+    "barrier": "barrier",
+    "dispatch": "dispatch",
+    "combine": "combine",
 }
+"""Operations by what names hold. Experts' dispatch and combine are no all-to-all here: a rank may
+leave them before all have come, and so they tell nothing of clocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +184,10 @@ def _with_start(ids: Ints, starts: Ints, wanted_ids: Ints, wanted_starts: Ints) 
 def _op(name: str | None) -> str | None:
     """The operation in one spelling, whatever the library calls it."""
     match = _OP_IN_NAME.search(name or "")
-    return _OPS[match.group().lower().replace("_", "")] if match else name
+    if match is None:
+        return name
+    word = match.group().lower().replace("_", "")
+    return _OPS[word.removeprefix("notify").removeprefix("a2a")]
 
 
 def _undescribed(timeline: Timeline, gpu_parts: Ints, rank: Rank, told: Ints) -> Ints:
