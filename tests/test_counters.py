@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from rca_llm import launch, readers
+from rca_llm.readers.files import source
+from rca_llm.readers.run import read_segments
 from rca_llm.run import create
 from rca_llm.trace import Timeline
 
@@ -118,7 +120,7 @@ def test_an_overflow_is_counted(fake: Path, tmp_path: Path) -> None:
 
 def test_a_paused_trace_has_no_counters(fake: Path, tmp_path: Path) -> None:
     run, _ = trace(tmp_path, fake, "--counters", "--start", "paused")
-    assert not values(readers.read(run).timelines[0], "gpu.sm_active")
+    assert not values(read_segments(source(str(run))), "gpu.sm_active")
 
 
 def test_without_counters_the_program_runs_on_and_one_line_says_why(
