@@ -22,38 +22,40 @@ class Quotas:
     def __init__(self) -> None:
         self.total_ns = 0
         """How long the groups were throttled since they were first seen, in all."""
-        self._last: dict[tuple[str, str, int], int] = {}
+        self.count = 0
+        """How often. Some kernels (6.18) count this and leave the time at 0."""
+        self._last: dict[tuple[str, str, int], tuple[int, int]] = {}
 
     def watch(self, pid: int) -> None:
         """Look at the groups of a process."""
         for found in throttle_files(pid):
             if found not in self._last:
-                self._last[found] = _throttled_ns(found)
+                self._last[found] = _throttled(found)
 
     def grown(self) -> bool:
-        """Read every group again; whether `total_ns` has grown."""
-        before = self.total_ns
-        for found, last in self._last.items():
-            now = _throttled_ns(found)
-            self.total_ns += max(now - last, 0)
-            self._last[found] = max(now, last)
-        return self.total_ns > before
+        """Read every group again; whether one was throttled since."""
+        before = self.count, self.total_ns
+        for found, (count, ns) in self._last.items():
+            now = _throttled(found)
+            self.count += max(now[0] - count, 0)
+            self.total_ns += max(now[1] - ns, 0)
+            self._last[found] = max(now[0], count), max(now[1], ns)
+        return (self.count, self.total_ns) > before
 
     def __bool__(self) -> bool:
         return bool(self._last)
 
 
-def _throttled_ns(found: tuple[str, str, int]) -> int:
+def _throttled(found: tuple[str, str, int]) -> tuple[int, int]:
+    """How often and how long a group was throttled; 0 where it does not say (any more)."""
     path, key, factor = found
     try:
         with open(path, "rb") as file:
-            for line in file:
-                words = line.split()
-                if len(words) == 2 and words[0] == key.encode():
-                    return int(words[1]) * factor
-    except (OSError, ValueError):
-        pass
-    return 0
+            words = file.read().split()
+        rows = dict(zip(words[::2], words[1::2]))  # noqa: B905  # not before Python 3.10
+        return int(rows[b"nr_throttled"]), int(rows[key.encode()]) * factor
+    except (OSError, ValueError, KeyError):
+        return 0, 0
 
 
 def throttle_files(pid: int) -> Iterator[tuple[str, str, int]]:

@@ -133,7 +133,9 @@ class System:
             self._throttled()
 
     def _throttled(self) -> None:
-        self.sink.sample("cpu.throttled_ns", float(self._quotas.total_ns), _CGROUP)
+        self.sink.sample("cpu.throttled_count", float(self._quotas.count), _CGROUP)
+        if self._quotas.total_ns or not self._quotas.count:
+            self.sink.sample("cpu.throttled_ns", float(self._quotas.total_ns), _CGROUP)
 
     def _read(self, thread: Thread) -> bool:
         try:

@@ -28,7 +28,9 @@ class HostRecords:
     `thread` is an index into `threads`, pairs (process, thread); `api_thread` and its like hold
     the same for every row of the table. `part` is the part of idle time that a record explains.
     `running` holds thread, start and end of threads seen running, which explain only what nothing
-    else does. `compute_ns` and `recorded_ns` are each thread's time in compute spans, and in all.
+    else does; `computing` the same of compute spans on an engine that computes on the CPU, and
+    nothing on others. `compute_ns` and `recorded_ns` are each thread's time in compute spans, and
+    in all spans.
     """
 
     threads: list[tuple[int, int]]
@@ -40,6 +42,7 @@ class HostRecords:
     end: Ints
     part: Ints
     running: tuple[Ints, Ints, Ints]
+    computing: tuple[Ints, Ints, Ints]
     compute_ns: Ints
     recorded_ns: Ints
 
@@ -63,8 +66,14 @@ def host_records(timeline: Timeline, *, on_gpu: bool) -> HostRecords:
     thread, start, end, part = (np.concatenate(column) for column in zip(*columns, strict=True))
     telling = (part != NO_PART) & (end > start)
     running = (states["state"] == timeline.strings.find("running")) & (states["state"] >= 0)
-    spent = np.where(range_part != NO_PART, ranges["end"] - ranges["start"], 0)
-    computing = np.where(ranges["kind"] == timeline.strings.find("compute"), spent, 0)
+    # System calls say what a thread waited for, not that it is the one that matters.
+    spoken = (range_part != NO_PART) & (ranges["domain"] != timeline.strings.code("osrt"))
+    spent = np.where(spoken, ranges["end"] - ranges["start"], 0)
+    computes = (ranges["kind"] == timeline.strings.code("compute")) & (
+        ranges["start"] < ranges["end"]
+    )
+    computing = np.where(computes, spent, 0)
+    on_cpu = computes & (range_part == CODE["compute.cpu"])
     return HostRecords(
         threads,
         api_thread,
@@ -75,6 +84,7 @@ def host_records(timeline: Timeline, *, on_gpu: bool) -> HostRecords:
         end[telling],
         part[telling],
         (state_thread[running], states["start"][running], states["end"][running]),
+        (range_thread[on_cpu], ranges["start"][on_cpu], ranges["end"][on_cpu]),
         intervals.sum_by(range_thread, computing, len(threads)),
         intervals.sum_by(range_thread, spent, len(threads)),
     )
@@ -146,8 +156,15 @@ _FIELDS = ("start", "end", "label")
 def _explain_thread(
     records: HostRecords, gaps: tuple[Ints, Ints], thread: int, engine: int
 ) -> Pieces:
-    """What one thread did in its gaps, `scheduling.other` where nothing tells."""
-    layers = [_recorded(records, gaps, thread)]
+    """What one thread did in its gaps, `scheduling.other` where nothing tells.
+
+    On an engine that computes on the CPU, other processes that compute are what devices are
+    elsewhere: they come before what the thread that waits for them does as mere host work.
+    """
+    own = _recorded(records, gaps, thread)
+    plain = own.label == CODE["scheduling.host"]
+    telling, rest = own.take(np.flatnonzero(~plain)), own.take(np.flatnonzero(plain))
+    layers = [telling, _computing(records, gaps, thread), rest]
     if engine not in (NO_THREAD, thread):
         layers.append(_recorded(records, gaps, engine))
     layers.append(_running(records, gaps, thread))
@@ -165,6 +182,16 @@ def _innermost(start: Ints, end: Ints, part: Ints, mine: Array, gaps: tuple[Ints
     rows = np.flatnonzero(mine)
     rows = rows[intervals.touching(start[rows], end[rows], gaps)]
     return intervals.innermost_wins(start[rows], end[rows]).relabel(part[rows])
+
+
+def _computing(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:
+    """When other processes than the thread's computed on the CPU."""
+    owner, start, end = records.computing
+    process = np.array([process for process, _ in records.threads] or [0], np.int64)
+    rows = np.flatnonzero(process[owner] != process[thread])
+    rows = rows[intervals.touching(start[rows], end[rows], gaps)]
+    begins, ends = intervals.union(start[rows], end[rows])
+    return Pieces(begins, ends, np.full(len(begins), CODE["compute.cpu"], np.int64))
 
 
 def _running(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from rca_llm import __version__, saved
+from rca_llm import __version__, intervals, saved
 from rca_llm.errors import RcaError, UnreadableInput
 from rca_llm.probes import format as layout
 from rca_llm.readers import cupti, nccl, run_aliases, run_calls, run_collectives, run_states
@@ -380,11 +380,17 @@ class _Reading:
         self.timeline.header.extra["threads"] = run_states.totals(looks)
 
     def _throttled(self) -> run_states.Spans:
+        """When the quota of a cgroup kept its threads from running."""
         samples = self.timeline["samples"]
-        rows = samples["metric"] == self.strings.code("cpu.throttled_ns")
-        order = np.argsort(samples["t"][rows], kind="stable")
-        total = samples["value"][rows][order].astype(np.int64)
-        return run_states.throttled_spans(samples["t"][rows][order], total)
+        found: list[run_states.Spans] = []
+        for metric in ("cpu.throttled_ns", "cpu.throttled_count"):
+            rows = samples["metric"] == self.strings.code(metric)
+            order = np.argsort(samples["t"][rows], kind="stable")
+            total = samples["value"][rows][order].astype(np.int64)
+            least = 0 if metric.endswith("_ns") else run_states.BETWEEN_READINGS_NS
+            found.append(run_states.throttled_spans(samples["t"][rows][order], total, least))
+        start, end = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        return intervals.union(start, end)
 
     def _looks(self) -> dict[tuple[int, int], run_states.Looks]:
         looks: dict[tuple[int, int], run_states.Looks] = {}

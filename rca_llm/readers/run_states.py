@@ -261,23 +261,27 @@ _NAMES = ("runnable", "running", "throttled")
 
 
 def _throttled(pieces: Pieces, spans: Spans) -> Pieces:
-    """Waits for a CPU that fall into a throttling are due to it."""
+    """Waits for a CPU that a throttling touches are due to it."""
     if not len(spans[0]) or not len(pieces):
         return pieces
-    pieces = intervals.cut(pieces, intervals.distinct(np.concatenate(spans)))
-    quota = Pieces(*spans, np.zeros(len(spans[0]), np.int64))
-    inside = (intervals.at(quota, pieces.start) >= 0) & (pieces.label == RUNNABLE)
-    return Pieces(pieces.start, pieces.end, np.where(inside, THROTTLED, pieces.label))
+    due = intervals.touching(pieces.start, pieces.end, spans) & (pieces.label == RUNNABLE)
+    return Pieces(pieces.start, pieces.end, np.where(due, THROTTLED, pieces.label))
 
 
-def throttled_spans(time: Ints, total: Ints) -> Spans:
-    """When a quota kept threads from running, from readings of the time it has done so, ns.
+BETWEEN_READINGS_NS = 20_000_000
+"""How long before a reading a throttling that it counts may have begun."""
 
-    The kernel adds a throttling when it ends, so the time before a reading is taken.
+
+def throttled_spans(time: Ints, total: Ints, least: int) -> Spans:
+    """When a quota kept threads from running, from readings of how long, ns, or how often.
+
+    The kernel adds the time when a throttling ends, so the time before a reading is taken; where
+    only the number is known (`least` > 0), at least so much.
     """
     grown = np.diff(total)
     rows = np.flatnonzero(grown > 0)
-    return intervals.union(time[1:][rows] - grown[rows], time[1:][rows])
+    before = np.full(len(rows), least) if least else grown[rows]
+    return intervals.union(time[1:][rows] - before, time[1:][rows])
 
 
 def _kept(apart: Ints, told: Ints, part: Ints) -> Mask:
