@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -494,19 +495,35 @@ def _check_sanitized(built: Build, run: Path, **options: str) -> None:
     assert kinds(timeline_of(run))[KERNEL] == 16 * 300 + 50
 
 
+def _check_gate_sanitized(built: Build, run: Path, **options: str) -> None:
+    """The gate opens and closes while threads launch, and CUPTI's kinds with it."""
+    app = traced(built, run)
+    activity = ("init", *(["threads:8:200", "sleep:120"] * 8), "flush")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(app, *activity, RCA_LLM_GPU="kernels", **options)
+        while not running.done():
+            for value in (b"\0", b"\1"):
+                with (run / "control").open("r+b") as file:
+                    file.write(value)
+                time.sleep(0.07)
+    done = running.result()
+    assert done.returncode == 0, done.stderr
+    assert "WARNING: " not in done.stderr and "ERROR: " not in done.stderr, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_sanitizers_find_nothing(
     sanitized: Callable[[str], Build], sanitizer: str, tmp_path: Path
 ) -> None:
-    _check_sanitized(
-        sanitized(sanitizer),
-        tmp_path / "run",
-        RCA_LLM_BUFFER_BYTES="65536",
-        ASAN_OPTIONS="detect_leaks=0",
-        UBSAN_OPTIONS="halt_on_error=1",
-        TSAN_OPTIONS="halt_on_error=1",
-    )
+    options = {
+        "RCA_LLM_BUFFER_BYTES": "65536",
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "halt_on_error=1",
+        "TSAN_OPTIONS": "halt_on_error=1",
+    }
+    _check_sanitized(sanitized(sanitizer), tmp_path / "run", **options)
+    _check_gate_sanitized(sanitized(sanitizer), tmp_path / "gate", **options)
 
 
 @pytest.mark.slow
