@@ -185,6 +185,11 @@ def _thread(member: Member) -> Pieces:
     idle = segments.take(np.flatnonzero(segments.activity < 0)).pieces
     window = np.array([rank.start]), np.array([rank.end])
     own = host.explain(recording.host, window, np.array([_main(member)]))
+    if recording.on_gpu and not len(recording.timeline["api"]):
+        # Without its calls nobody can tell a thread that works from one that spins in a wait.
+        spinning = own.label == CODE["scheduling.host"]
+        label = np.where(spinning, CODE["scheduling.other"], own.label)
+        own = Pieces(own.start, own.end, label)
     pieces, _ = intervals.overlay([idle, own], rank.start, rank.end)
     label = np.where(pieces.label == NO_PART, CODE["scheduling.other"], pieces.label)
     return Pieces(pieces.start, pieces.end, label)

@@ -114,7 +114,18 @@ def traced(family: str, given: argparse.Namespace) -> tuple[list[Row], str]:
     folder = given.out / f"work-{family}"
     folder.mkdir(exist_ok=True)
     run, truths = folder / "run.rca", folder / "truths.jsonl"
-    call = [sys.executable, "-m", "rca_llm", "trace", "-o", str(run), "--force", "--"]
+    call = [
+        sys.executable,
+        "-m",
+        "rca_llm",
+        "trace",
+        "-o",
+        str(run),
+        "--force",
+        "--gpu",
+        "full",
+        "--",
+    ]
     call += [sys.executable, __file__, "--work", family, "--truths", str(truths)]
     call += ["--seeds", str(given.seeds)]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}

@@ -151,7 +151,7 @@ CAUSES: dict[str, Cause] = {
         ),
         _gpu(
             *("pageable_copies", "copies", "copies from pageable memory", ("R18",)),
-            *(_COPY, "MB a step", (4, 16, 48)),
+            *((*_COPY, "scheduling.launch", "scheduling.sync"), "MB a step", (4, 16, 48)),
         ),
         _gpu(
             *("small_copies", "copies", "many small copies", ("R19",)),

@@ -62,9 +62,7 @@ class Waits(GpuFault):
         self._number = self.engine.torch.ones(1, device=self.engine.device)
 
     def in_step(self, number: int, phase: str) -> None:
-        """A product, then a look at a result of it; what is mended leaves the look out."""
-        if self.variant == "off":
-            return
+        """A product, then a look at a result; without the cause and mended, no look."""
         for _ in range(round(self.size)):
             self.engine.compute(1)
             if self.variant == "on" and self._number.item() > 2:

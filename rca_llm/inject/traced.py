@@ -41,7 +41,9 @@ def _traced(wanted: Order, target: Path, *, force: bool) -> int:
     call += ["--without"] if wanted.without else []
     with tempfile.TemporaryDirectory(prefix="rca-llm-inject-") as folder:
         truth = Path(folder) / TRUTH
-        status = launch.trace([*call, "--truth", str(truth)], launch.Options(target, force=force))
+        gpu = "full" if wanted.cause.gpu else "kernels"  # launches and waits are causes themselves
+        options = launch.Options(target, force=force, gpu=gpu)
+        status = launch.trace([*call, "--truth", str(truth)], options)
         if truth.exists() and target.is_dir():
             shutil.copyfile(truth, target / TRUTH)
     return status
