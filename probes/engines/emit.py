@@ -119,16 +119,16 @@ def batch_cell(request: str, phase: str, tokens: int) -> bytes:
 class Step:
     """An engine step that is under way; steps may overlap, and end on any thread.
 
-    ``names`` are the requests of its batch and ``cells`` their cells (``batch_cell``), which an
-    engine may keep from step to step, since most of a batch stays the same.
+    ``names`` are the requests of its batch and ``cells`` their cells (``batch_cell``) one behind
+    the other; an engine may keep both from step to step, since most of a batch stays the same.
     """
 
     __slots__ = ("_at", "_names", "_words")
 
-    def __init__(self, id: int, start: int, names: Sequence[str], cells: Sequence[bytes]) -> None:
+    def __init__(self, id: int, start: int, names: Sequence[str], cells: bytes) -> None:
         self._names = names
         self._words: memoryview[int] | None = None
-        count = len(cells)
+        count = len(names)
         room = current().reserve(2 + count)
         if room is None:
             return
@@ -137,7 +137,7 @@ class Step:
         if count:
             first = (at + 2 * WORDS_A_CELL) * 8
             block: mmap = words.obj  # type: ignore[assignment]  # the mapping below the view
-            block[first : first + count * layout.CELL_BYTES] = b"".join(cells)
+            block[first : first + len(cells)] = cells
         put(words, at, layout.STEP, start, 0, 0, count, 0, layout.FLAG_MORE)
         self._words, self._at = words, at
 
@@ -145,7 +145,8 @@ class Step:
     def of(cls, id: int, start: int, batch: Batch) -> Step:
         """A step of which every request's id, phase and tokens are given."""
         rows = list(batch)
-        return cls(id, start, [row[0] for row in rows], [batch_cell(*row) for row in rows])
+        cells = b"".join([batch_cell(*row) for row in rows])
+        return cls(id, start, [row[0] for row in rows], cells)
 
     def __len__(self) -> int:
         """How many requests are in its batch."""

@@ -36,6 +36,7 @@ _out: set[str] = set()  # preempted and not yet resumed
 # The cells of requests that decode one token a step, and the recorder whose numbers they hold.
 _decoding: dict[str, bytes] = {}
 _owner: list[Any] = [None]
+_last: list[Any] = [[], b""]  # the requests and cells of the last step that only decoded
 
 
 def version(module: Any) -> str:
@@ -93,7 +94,7 @@ def _preempted_unsaid(scheduler: Any, began: int) -> None:
 def _lose(name: str, computed: int, time: int) -> None:
     """A request is preempted: what it had computed it must compute again."""
     _out.add(name)
-    _decoding.pop(name, None)
+    _no_longer_decoding(name)
     _lost[name] = max(computed, _lost.get(name, 0))
     emit.event("preempted", name, time)
 
@@ -107,18 +108,23 @@ def _resumed(cached: Any) -> Any:
     return [cached.req_ids[place] for place, resumed in enumerate(flags) if resumed]
 
 
-def _batch(scheduler: Any, output: Any) -> tuple[list[str], list[bytes]]:
-    """The requests of a step and their cells; those that decode as before have theirs ready."""
+def _batch(scheduler: Any, output: Any) -> tuple[list[str], bytes]:
+    """The requests of a step and their cells; a batch that decodes as before has them ready."""
     _use_cells_of(current())
-    tokens, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
-    names: list[str] = [new.req_id for new in output.scheduled_new_reqs]
+    cached, news = output.scheduled_cached_reqs, output.scheduled_new_reqs
+    # One token each, so none of them is speculated.
+    single = not news and output.total_num_scheduled_tokens == len(cached.req_ids)
+    if single and cached.req_ids == _last[0]:
+        return _last[0], _last[1]
+    tokens = output.num_scheduled_tokens
+    names: list[str] = [new.req_id for new in news]
     cells = [_cell(name, "recompute" if name in _lost else "prefill", tokens) for name in names]
+    cells += _cached_cells(scheduler, cached, tokens)
     names += cached.req_ids
-    if output.total_num_scheduled_tokens == len(names):  # one token each, so none is speculated
-        known = list(map(_decoding.get, cached.req_ids))
-        if None not in known:
-            return names, cells + known  # type: ignore[operator]  # none of them is None
-    return names, cells + list(_cached_cells(scheduler, cached, tokens))
+    joined = b"".join(cells)
+    if single and all(name in _decoding for name in names):
+        _last[:] = names, joined
+    return names, joined
 
 
 def _cached_cells(scheduler: Any, cached: Any, tokens: Any) -> Iterator[bytes]:
@@ -150,11 +156,17 @@ def _use_cells_of(recorder: Any) -> None:
     """Cells hold numbers of one recorder's names; there are as many as requests that decode."""
     if _owner[0] is not recorder or len(_decoding) > MAX_NAMES // 2:
         _decoding.clear()
+        _last[:] = [], b""
         _owner[0] = recorder
 
 
-def _forget(name: str) -> None:
+def _no_longer_decoding(name: str) -> None:
     _decoding.pop(name, None)
+    _last[:] = [], b""
+
+
+def _forget(name: str) -> None:
+    _no_longer_decoding(name)
     _lost.pop(name, None)
     _out.discard(name)
     vllm_connector.forget(name)
@@ -188,12 +200,20 @@ def _updated(scheduler_output: Any, outputs: Any, began: int) -> None:
     if found is None:
         return
     step = found[1]
-    each = [output for client in outputs.values() for output in client.outputs]
+    each = _each(outputs)
     counts = [len(output.new_token_ids) for output in each]
     if len(counts) == len(step) == counts.count(1):
         step.end_alike(now, 1)
     else:
         step.end(now, ((output.request_id, len(output.new_token_ids)) for output in each))
+
+
+def _each(outputs: Any) -> Any:
+    """The outputs of all frontends; most servers have one."""
+    if len(outputs) == 1:
+        (only,) = outputs.values()
+        return only.outputs
+    return [output for client in outputs.values() for output in client.outputs]
 
 
 def _add(add: Callable[..., Any]) -> Callable[..., Any]:
