@@ -1,0 +1,155 @@
+"""Recordings of two H200s, held against what the traced program itself says it did.
+
+`tests/data/h200x2` holds what `benchmarks/gpu/nccl.py` brought home: runs of `rca-llm trace`, and
+the same decoder under torch.profiler and under Nsight Systems; beside each the program's truth.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import shutil
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rca_llm import readers
+from rca_llm.report import build
+
+DATA = Path(__file__).parent / "data/h200x2"
+CHECKER = Path(__file__).parent.parent / "benchmarks/gpu/nccl_check.py"
+
+
+@pytest.fixture(scope="module")
+def checker() -> Any:
+    """The benchmark's own checker."""
+    spec = importlib.util.spec_from_file_location("nccl_check", CHECKER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["nccl_check"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All recordings in one folder."""
+    folder = tmp_path_factory.mktemp("h200x2")
+    for path in sorted(DATA.glob("*.tar.gz")):
+        with tarfile.open(path) as archive:
+            archive.extractall(folder, filter="data")
+    with gzip.open(DATA / "nsys.sqlite.gz") as source:
+        (folder / "nsys.sqlite").write_bytes(source.read())
+    return folder
+
+
+def inputs(folder: Path, name: str) -> tuple[Path, list[Path]]:
+    """The truth and the recordings of one session."""
+    truth = folder / f"{name}.truth"
+    if name == "kineto":
+        return truth, sorted(truth.glob("kineto-*.json"))
+    return truth, [folder / ("nsys.sqlite" if name == "nsys" else f"{name}.rca")]
+
+
+def failed(checker: Any, folder: Path, what: str, name: str) -> list[str]:
+    """The checks that do not hold."""
+    truth, paths = inputs(folder, name)
+    found = checker.CHECKS[what](checker.recording(paths), checker.truths(truth))
+    return [f"{c['name']}: {c['found']} for {c['wanted']}" for c in found.checks if not c["ok"]]
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("tp", "tp"),
+        ("sizes", "sizes"),
+        ("delays", "delays"),
+        ("contention", "contention"),
+        ("tp-names", "kineto"),
+        ("tp-names", "nsys"),
+    ],
+)
+def test_a_recording_says_what_the_program_did(
+    checker: Any, unpacked: Path, what: str, name: str
+) -> None:
+    assert failed(checker, unpacked, what, name) == []
+
+
+@pytest.mark.parametrize("name", ["delays", "contention"])
+def test_the_way_that_nccl_was_told_to_take(checker: Any, unpacked: Path, name: str) -> None:
+    truth, paths = inputs(unpacked, name)
+    recorded, told = checker.recording(paths), checker.truths(truth)
+    found = checker.Findings()
+    checker.expect(
+        found, recorded, told, *{"delays": ("PROTO", "LL"), "contention": ("ALGO", "RING")}[name]
+    )
+    assert found.told()["failed"] == []
+
+
+def test_the_release_of_nccl_is_known(unpacked: Path) -> None:
+    assert readers.load(unpacked / "tp.rca").timelines[0].header.nccl == "2.28.9"
+
+
+def test_sizes_come_from_payloads_in_an_nsys_export(checker: Any, unpacked: Path) -> None:
+    """Of every eager call; a replayed graph makes none."""
+    truth, paths = inputs(unpacked, "nsys")
+    found = checker.Findings()
+    checker.compare_calls(found, checker.recording(paths), checker.truths(truth), False)
+    told = sum(
+        len(phase["calls"]) if phase["mode"] == "eager" else len(phase["calls"]) // 10
+        for rank in checker.truths(truth)
+        for phase in rank.phases
+    )
+    assert found.facts["calls"]["bytes"] == told
+
+
+def test_nothing_of_the_machine_is_in_the_recordings(unpacked: Path) -> None:
+    for path in sorted(unpacked.rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()
+            for word in (b"PYTHONPATH", b"/work/", b"SSL_CERT", b"AWS_"):
+                assert word not in content, (path.name, word)
+
+
+def without_plugin(run: Path, folder: Path) -> Path:
+    """A run as one where another tool holds NCCL's profiler interface: rows 32 made unknown."""
+    import numpy as np
+
+    from rca_llm.probes import format as layout
+    from rca_llm.readers.segments import CELL
+
+    copy = folder / "without.rca"
+    shutil.copytree(run, copy)
+    for path in copy.rglob("*.seg"):
+        data = bytearray(path.read_bytes())
+        cells = np.frombuffer(data, CELL, -1, layout.HEADER_BYTES)
+        mine = (cells["tag"] == layout.tag(layout.BUFFER)) & (cells["c"] == 32)
+        cells["c"][mine] = 999
+        path.write_bytes(data)
+    return copy
+
+
+def test_without_the_plugin_payloads_give_sizes_of_eager_calls(
+    checker: Any, unpacked: Path, tmp_path: Path
+) -> None:
+    run = without_plugin(unpacked / "tp.rca", tmp_path)
+    counts = readers.load(run).timelines[0].header.extra["nccl"]
+    assert counts["by_plugin"] == 0 < counts["by_nvtx"]
+    found = checker.check_model(
+        checker.recording([run]), checker.truths(unpacked / "tp.truth"), sizes_known=False
+    )
+    assert found.told()["failed"] == []
+
+
+def test_the_summary_of_the_decoder(unpacked: Path) -> None:
+    summary = build(readers.load(unpacked / "tp.rca")).summary
+    rows: Sequence[dict[str, Any]] = summary["collectives"]
+    assert {row["op"] for row in rows} >= {"all_reduce", "all_gather"}
+    assert {len(row["ranks"]) for row in rows} == {2}
+    assert [request["id"] for request in summary["requests"]] == ["eager", "graph"]
+    assert json.loads(json.dumps(summary["ranks"]))[1]["offset_ns"] == 0
