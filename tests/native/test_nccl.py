@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rca_llm import readers
+from rca_llm import launch, readers
+from rca_llm.launch import Options, environment
 from rca_llm.readers import nccl
+from rca_llm.run import Run
 from rca_llm.table import Strings
 from rca_llm.trace import Input, Timeline
 from tests.native.conftest import HERE, Build, compile_c
@@ -314,3 +316,26 @@ def test_a_run_counts_what_has_no_kernel(fake: Nccl) -> None:
     assert not len(timeline["collectives"])
     assert timeline.header.extra["nccl"]["plans"] == 5
     assert timeline.header.extra["nccl"]["captured"] == 2
+
+
+def _traced(folder: Path, **base: str) -> dict[str, str]:
+    return environment(base, Run(folder / "run.rca"), Options())
+
+
+def test_the_launcher_names_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "librca_llm.so"
+    monkeypatch.setattr(launch, "native_library", lambda: library)
+    assert _traced(tmp_path)["NCCL_PROFILER_PLUGIN"] == str(library)
+
+
+def test_another_plugin_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "native_library", lambda: tmp_path / "librca_llm.so")
+    env = _traced(tmp_path, NCCL_PROFILER_PLUGIN="theirs")
+    assert env["NCCL_PROFILER_PLUGIN"] == "theirs"
+
+
+def test_a_path_that_nccl_would_cut_is_not_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "native_library", lambda: tmp_path / ("x" * 240) / "librca_llm.so")
+    assert "NCCL_PROFILER_PLUGIN" not in _traced(tmp_path)
