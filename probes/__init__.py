@@ -12,6 +12,21 @@ import sys
 _loaded = sys.modules.get("_rca_llm_probes")
 
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    M = TypeVar("M")
+
+
+def instrument(model: M) -> M:
+    """Record every forward pass of a PyTorch module as a step; returns the module itself."""
+    if not recorder.run:
+        return model
+    from .engines.torch_module import instrument as wrapped
+
+    return wrapped(model)
+
+
 if TYPE_CHECKING or _loaded is None or __name__ == "_rca_llm_probes":
     from . import ranges as ranges
     from . import recorder
@@ -27,8 +42,9 @@ else:
     _loaded.ranges.load()
     probe, request, step = _loaded.probe, _loaded.request, _loaded.step
     record, span = _loaded.record, _loaded.span
+    instrument = _loaded.instrument
 
-__all__ = ["probe", "record", "request", "span", "step"]
+__all__ = ["instrument", "probe", "record", "request", "span", "step"]
 
 
 def start(run: str) -> None:

@@ -32,7 +32,7 @@ WATCHED = {
     "uvicorn.protocols.http.zttp_h2_impl": "asgi",
     "starlette.applications": "asgi",
     "llama_cpp.llama": "llama_cpp",
-    "torch.nn.modules.module": "torch_module",
+    "torch.nn": "torch_module",
     "torch.autograd.profiler": "torch_profiler",
     "torch.cuda": "torch_cuda",
     "torch.cuda.memory": "loading",
