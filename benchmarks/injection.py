@@ -44,13 +44,14 @@ def main() -> None:
     parser.add_argument("--clean", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("injection"))
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--realtime", action="store_true", help="run before all else (chrt -f 10)")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     done = kept(given.out / "rows.jsonl")
     for cause, size, seed in plan(given):
         if (cause, size, seed) in done:
             continue
-        row = one(cause, size, seed, given.out)
+        row = one(cause, size, seed, given.out, first=given.realtime)
         done[cause, size, seed] = row
         with (given.out / "rows.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row.document()) + "\n")
@@ -91,18 +92,19 @@ def kept(path: Path) -> dict[tuple[str, float, int], Row]:
     return {(row.cause, row.magnitude, row.seed): row for row in rows}
 
 
-def one(cause: str, size: float, seed: int, out: Path) -> Row:
-    """One run with the cause and one without."""
+def one(cause: str, size: float, seed: int, out: Path, *, first: bool) -> Row:
+    """One run with the cause and one without; `first`: on a busy machine, before other programs."""
     from rca_llm.readers import load
 
-    status, truth = inject(cause, size, seed, out / "with.rca")
+    before = ["chrt", "-f", "10"] if first and not cause.startswith("cpu_") else []
+    status, truth = inject(before, cause, size, seed, out / "with.rca")
     if truth is None:
         note = f"not run: status {status[0]} {status[1]}"
         return Row(cause, size, seed, None, [], None, None, [], note=note)
     report = load(out / "with.rca").attribute()
     more: dict[str, Any] = {}
     if cause != "clean":
-        _, other = inject(cause, size, seed, out / "without.rca", "--without")
+        _, other = inject(before, cause, size, seed, out / "without.rca", "--without")
         if other is not None:
             more["measured_ns"] = truth["latency_ns"] - other["latency_ns"]
         more["predicted_ns"] = predicted(report, truth)
@@ -110,14 +112,16 @@ def one(cause: str, size: float, seed: int, out: Path) -> Row:
 
 
 def inject(
-    cause: str, size: float, seed: int, target: Path, *options: str
+    before: list[str], cause: str, size: float, seed: int, target: Path, *options: str
 ) -> tuple[tuple[int, str], dict[str, Any] | None]:
     """Run a cause traced; its status, and its truth where there is one."""
     shutil.rmtree(target, ignore_errors=True)
     call = [sys.executable, "-m", "rca_llm", "inject", cause, "--magnitude", str(size)]
     call += ["--seed", str(seed), "-o", str(target), *options]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [*before, *call], env=env, capture_output=True, text=True, timeout=300, check=False
+    )
     path = target / "truth.json"
     told = json.loads(path.read_text()) if path.exists() else None
     return (done.returncode, done.stderr[-200:].strip()), told

@@ -23,13 +23,17 @@ more and no hint says so.
 A hint carries the numbers compared, the thresholds, the population and the window they were
 computed on, and what would disprove it. Confidence is *high* with direct evidence of the cause,
 *medium* with the symptom and the alternatives excluded, *low* with the symptom alone; hints of low
-confidence say "possible". Hints come in the order of `saving_ns`, the latency that the cause is
-charged with, summed over the requests it touched (over the window where there are none); unknown
+confidence say "possible". Hints come in the order of `saving_ns`: the latency that a replay of the
+dependency graph ([whatif.md](whatif.md)) saves without the cause, summed over the requests it
+touched (over the window where there are none). Where time follows from other causes (queueing,
+interference, preemption), and over several ranks, it is what the cause is charged with; unknown
 savings come last. A hint that another one explains claims no more than that.
 
 Shares of steps are taken over steady steps: the first five and those that compile are left out,
 unless there are ten or fewer. Every threshold stands in `rca_llm/hints/thresholds.toml` with its
 source: `brief` is given, `thread` is taken from a public report, `proposal` is not calibrated yet.
+`rca-llm report --thresholds FILE` uses others: a TOML file of tables such as `[R08]` with lines
+such as `pause_ns = 5_000_000`.
 
 ## Not judged yet
 

@@ -38,7 +38,8 @@ def garbage_collection(case: Case) -> Hint | None:
     """Python's garbage collector stops the thread that launches.
 
     Symptom: a collection of at least `pause_ns` during which the device is idle, or peers wait,
-    for at least `idle_share` of it. Source: threads C24-C26. Disproof: device work meanwhile.
+    for at least `idle_share` of it, and all such are `latency_share` of the latency. Source:
+    threads C24-C26. Disproof: device work meanwhile.
     """
     limits = case.limits("R08")
     long = [span for span in records.spans_of(case, "gc") if span.ns >= limits["pause_ns"]]
@@ -47,6 +48,8 @@ def garbage_collection(case: Case) -> Hint | None:
     if not felt:
         return None
     charge = case.charge(("scheduling.gc",), records.as_spans(felt))
+    if (charge.share or 0) < limits["latency_share"]:
+        return None
     worst = max(felt, key=lambda span: span.ns)
     rank, every = records.rank_of(case, worst.process, worst.recording), _period(felt)
     where = "the process" if rank is None else f"rank {rank}"
@@ -99,19 +102,21 @@ def cpu_starved(case: Case) -> Hint | None:
     """The launching thread is ready to run but does not get a CPU.
 
     Symptom: it is runnable or throttled, with the device idle, for `step_share` of the steps; or
-    the cgroup was throttled for `throttled_share` of the wall time. Source: threads C27, C28, C36.
-    Disproof: scheduler data without run-queue delay.
+    the cgroup was throttled for `throttled_share` of the wall time; less than `least_ns` in all is
+    nobody's cause. Source: threads C27, C28, C36. Disproof: scheduler data without run-queue delay.
     """
     limits = case.limits("R07")
     loss, charge = case.of_steps(("scheduling.cpu_wait",)), case.charge(("scheduling.cpu_wait",))
     throttled, wall = _throttled(case)
     quota = wall > 0 and throttled > limits["throttled_share"] * wall
-    if not (quota or (loss.ns and loss.share >= limits["step_share"])):
+    if not (quota or loss.share >= limits["step_share"]):
+        return None
+    seen = charge.ns >= limits["least_ns"]
+    ns = charge.ns if seen else throttled
+    if ns < limits["least_ns"]:
         return None
     rivals = _rivals(case)
-    seen = charge.ns > 0
     why = "CPU quota" if quota or _was_throttled(case) else "noisy neighbours"
-    ns = charge.ns if seen else throttled
     return Hint(
         f"The launching thread was ready but not running for {time(ns)} ({why})",
         "high" if seen else "low",
@@ -573,8 +578,8 @@ def allocation_churn(case: Case) -> Hint | None:
     """Device memory is allocated or freed in the hot path.
 
     Symptom: in steady state at least `calls` such calls a step, or one over `long_ns`, while the
-    device is idle. Stream-ordered allocations do not count. Source: threads C32, C37. Disproof: a
-    steady state without them.
+    device is idle. Without steps, `latency_share` of the time. Stream-ordered allocations do not
+    count. Source: threads C32, C37. Disproof: a steady state without them.
     """
     limits = case.limits("R38")
     found = [_allocations(case, number) for number in range(len(case.job.ranks))]
@@ -586,6 +591,8 @@ def allocation_churn(case: Case) -> Hint | None:
     often = steps > 0 and len(lasting) >= limits["calls"] * steps
     charge = case.charge(("scheduling.alloc",), spans)
     if not charge.ns or not (often or longest > limits["long_ns"]):
+        return None
+    if not steps and (charge.share or 0) < limits["latency_share"]:
         return None
     return Hint(
         f"Device allocations in the hot path: {time(charge.ns)} in {plural(len(lasting), 'call')}",

@@ -206,8 +206,9 @@ def prefill_before_decode(case: Case) -> Hint | None:
 
     Symptom: `steps` prefill-only steps in a row while a decode is runnable; or an inter-token time
     over `itl_ratio` times the median, `covered` of it under other requests' prefill; or more than
-    `token_share` of the tokens of mixed steps being prefill for `long_ns`. Source: proposal;
-    threads C02, C03, C05, C06. Disproof: decode steps in between.
+    `token_share` of the tokens of mixed steps being prefill for `long_ns`, at a cost of
+    `lost_share` of the latency. Source: proposal; threads C02, C03, C05, C06. Disproof: decode
+    steps in between.
     """
     limits = case.limits("R02")
     stalls = [stall for life in case.lives for stall in _stalls(case, life, limits["steps"])]
@@ -330,6 +331,8 @@ def _mixed_steps(case: Case) -> Hint | None:
         return None
     charge = over([(life, ns, None, None) for life, ns in slowed])
     lost = sum(ns for _, ns in slowed)
+    if (charge.share or 0) < limits["lost_share"]:
+        return None
     return Hint(
         f"Decodes share their steps with prefill for {time(best[0])} and lose {time(lost)}"
         f" ({plural(len(slowed), 'request')})",

@@ -1,0 +1,75 @@
+"""Replays of real traces: unchanged they give the measured times back; removals are plausible."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import rca_llm
+from rca_llm.cli import main
+from rca_llm.whatif import whatif
+from tests.conftest import SHARED
+
+DATA = SHARED / "data"
+REAL = [
+    ["h200/generate.nsys.sqlite.gz"],
+    ["h200/generate.kineto.json.gz"],
+    ["h200/vllm-node.nsys.sqlite.gz", "h200/vllm-node.requests.jsonl"],
+    ["h200/vllm-graph.nsys.sqlite.gz", "h200/vllm-graph.requests.jsonl"],
+    ["h200/vllm.kineto.json.gz", "h200/vllm.requests.jsonl"],
+    ["nsys_sqlite/GindaChen__nsys-ai__mfu_2gpu_before.sqlite"],
+]
+present = pytest.mark.skipif(not DATA.is_dir(), reason="no recorded traces in ../shared/data")
+
+
+@present
+@pytest.mark.parametrize("files", REAL, ids=lambda files: files[0])
+def test_an_unchanged_replay_gives_the_measured_times_back(files: list[str]) -> None:
+    found = whatif(rca_llm.load(*(DATA / file for file in files)).attribute(), {})
+    assert found["steps"]["count"] + found["latency"]["count"] > 0 or found["window"]
+    for row in found["requests"]:
+        assert row["new_latency_ns"] == pytest.approx(row["latency_ns"], rel=0.02)
+    for change in (found["steps"], found["window"]):
+        if change["measured_ns"]:
+            assert change["replayed_ns"] == pytest.approx(change["measured_ns"], rel=0.02)
+
+
+@present
+def test_twice_as_quick_kernels_save_no_more_than_half() -> None:
+    files = [DATA / "h200/vllm-node.nsys.sqlite.gz", DATA / "h200/vllm-node.requests.jsonl"]
+    report = rca_llm.load(*files).attribute()
+    parts = {part for row in report.summary["requests"] for part in row["parts"]}
+    half = {part: 0.5 for part in parts if part.startswith("compute.")}
+    found = whatif(report, half)
+    for row, said in zip(found["requests"], report.summary["requests"], strict=True):
+        saved = row["latency_ns"] - row["new_latency_ns"]
+        assert 0 <= saved <= said["latency_ns"]
+
+
+def test_thresholds_of_a_file_are_used(tmp_path: Path) -> None:
+    trace, limits = tmp_path / "t.jsonl", tmp_path / "limits.toml"
+    lines = [{"type": "header", "schema": "rca-llm/events/1", "clock": "utc"}]
+    base, ms = 10**18, 10**6
+    for i in range(12):
+        start = base + i * 100 * ms
+        lines.append({"type": "step", "id": i, "pid": 1, "start": start, "end": start + 90 * ms})
+        own = {"pid": 1, "tid": 1, "start": start + 10 * ms}
+        lines.append(
+            {"type": "span", "name": "gc gen 2", "kind": "gc", **own, "end": start + 20 * ms}
+        )
+        work = {"kind": "compute", "name": "forward", "end": start + 80 * ms}
+        lines.append({"type": "span", "pid": 1, "tid": 1, "start": start + 20 * ms, **work})
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    limits.write_text("[R08]\npause_ns = 5_000_000\n")
+
+    def ids(name: str, *options: str) -> set[str]:
+        target = tmp_path / name
+        assert main(["report", str(trace), "--json", str(target), "-q", *options]) == 0
+        return {hint["id"] for hint in json.loads(target.read_text())["hints"]}
+
+    assert "R08" not in ids("a.json")
+    assert "R08" in ids("b.json", "--thresholds", str(limits))
+    limits.write_text("[R08]\nnothing = 1\n")
+    assert main(["report", str(trace), "--thresholds", str(limits)]) == 2
