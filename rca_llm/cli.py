@@ -19,6 +19,7 @@ COMMANDS = {
     "compare": "say what changed between two traces, and why",
     "whatif": "say what latency would be if a cause were removed or scaled",
     "check": "check this machine for tracing and for known serving misconfigurations",
+    "monitor": "watch a running trace: figures of its last seconds for Prometheus, and objectives",
     "inject": "run a workload with one known bottleneck of known size",
 }
 """The commands by name, each with its line in the help; their modules are `rca_llm.commands.*`."""

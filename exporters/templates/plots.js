@@ -43,7 +43,7 @@ function drawCurve(data) {
   Plotly.react("curve-plot", [{
     type: "scatter", mode: data.curve.length < 40 ? "lines+markers" : "lines", x: data.curve.map((ns) => ns / unit.factor), y: data.ranks,
     line: { shape: "hv", color: colour("accent"), width: 2 }, hovertext: data.curve.map((ns, at) => `${percent(data.ranks[at])} of requests<br>at most ${format(ns, "ns")}`), hoverinfo: "text",
-  }], layout({ shapes, annotations, xaxis: { title: { text: unit.name }, rangemode: "tozero" }, yaxis: { tickformat: ".0%", range: [0, 1.2], tickvals: [0, 0.25, 0.5, 0.75, 1] } }), CONFIG);
+  }], layout({ shapes, annotations, xaxis: { title: { text: unit.name }, rangemode: data.curve[0] > 0.5 * data.curve[data.curve.length - 1] ? "normal" : "tozero" }, yaxis: { tickformat: ".0%", range: [0, 1.2], tickvals: [0, 0.25, 0.5, 0.75, 1] } }), CONFIG);
 }
 function drawCohorts(data, words) {
   const unit = unitFor(Math.max(...data.slow, ...data.fast));

@@ -31,6 +31,10 @@ class _Amount(click.ParamType[float]):
         return float(match[1]) * self.units[match[2]]
 
 
+DURATION = _Amount("duration", _SECONDS)
+"""A time such as 90s or 5m, in seconds."""
+
+
 @click.command("trace", context_settings={"allow_interspersed_args": False})
 @click.option(
     "-o",
@@ -49,7 +53,7 @@ class _Amount(click.ParamType[float]):
 )
 @click.option(
     "--duration",
-    type=_Amount("duration", _SECONDS),
+    type=DURATION,
     help="Stop recording after this long (90s, 5m); the command runs on.",
 )
 @click.option(
