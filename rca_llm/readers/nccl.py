@@ -427,15 +427,14 @@ def _by_order(work: _Work, eager: Ints, plans: Sequence[_Plan]) -> dict[int, Tol
         [own.launch or before.time for before, own in zip([_NO_PLAN, *plans], plans, strict=False)],
         np.int64,
     )
-    kernels = _codes(work.op[place] for place in order.tolist())
+    places: list[int] = order.tolist()
+    kernels = _codes(work.op[place] for place in places)
     asked = _codes(_kernel_op(plan) for plan in plans)
     for skipped in range(len(plans) - count, -1, -1):
         there = slice(skipped, skipped + count)
         fits = (kernels < 0) | (kernels == asked[there])
         if np.all(fits & (starts >= earliest[there])):
-            return {
-                place: plan.told for place, plan in zip(order.tolist(), plans[there], strict=True)
-            }
+            return {place: own.told for place, own in zip(places, plans[there], strict=True)}
     return {}
 
 
