@@ -37,6 +37,7 @@ EVERYWHERE = (
 BY_PLACE = {
     "BaseRenderer.process_for_engine": "self prompt arrival_time",
     "BaseRenderer.process_for_engine_async": "self prompt arrival_time",
+    "OutputProcessor._update_stats_from_finished": "self req_state",
     "OutputProcessor.add_request": "self request",
     "OutputProcessor.process_outputs": "self engine_core_outputs engine_core_timestamp?",
     "Scheduler._preempt_request": "self request",

@@ -86,7 +86,8 @@ def _flag(value: Any) -> str:
 
 def build(session: Session) -> None:
     """Compile the collector and the recorder, and say on what machine this is."""
-    found: dict[str, Any] = {"make": _said(["make", "-C", str(NATIVE)])}
+    # OUT is a variable of ours and of the Makefile's.
+    found: dict[str, Any] = {"make": _said(["make", "-C", str(NATIVE), "OUT=."])}
     suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
     flags = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-fPIC", "-shared", "-fvisibility=hidden"]
     flags += [f"-I{sysconfig.get_paths()['include']}", str(NATIVE / "_recorder.c"), "-pthread"]
@@ -94,6 +95,8 @@ def build(session: Session) -> None:
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     found["card"] = _said(query) if shutil.which("nvidia-smi") else None
     session.keep("build", found)
+    if not (NATIVE / "librca_llm.so").exists():
+        raise RuntimeError("the collector was not built, so there would be no kernels")
 
 
 def _said(command: list[str]) -> str:
@@ -374,6 +377,8 @@ def main() -> None:
     work.mkdir(exist_ok=True)
     session = Session(arguments.out.resolve(), work, arguments)
     for name in arguments.stages.split(","):
+        if "build failed" in session.results:
+            break
         begun = time.monotonic()
         try:
             STAGES[name](session)

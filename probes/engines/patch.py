@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Make = Callable[[Any], Any]
 
 MARK = "__rca_llm__"
+ENGINES = ("lmdeploy", "sglang", "tensorrt_llm", "vllm")
 
 
 def attach(file: str, name: str, module: Any) -> None:
@@ -28,10 +29,18 @@ def attach(file: str, name: str, module: Any) -> None:
         for target, make in wrappers.TARGETS.get(name, {}).items():
             note(name + "." + target, wrap(module, target, make))
         version = wrappers.version(module)
-        if version:
+        if version and not _beneath_an_engine(name):
             current().info("engine", version)
     except Exception as error:  # whatever is wrong with us, the program's import succeeds
         _failed(name, error)
+
+
+def _beneath_an_engine(name: str) -> bool:
+    """Whether a library is loaded by an engine: the server and the models of vLLM, say."""
+    import sys
+
+    package = name.partition(".")[0]
+    return package not in ENGINES and any(engine in sys.modules for engine in ENGINES)
 
 
 def _failed(name: str, error: Exception) -> None:

@@ -24,6 +24,7 @@ _tokenised: ContextVar[tuple[int, int] | None] = ContextVar("rca_llm_tokenised",
 _by_arrival: dict[float, tuple[int, int]] = {}
 MAX_ARRIVALS = 4096
 _live: set[str] = set()
+_done: dict[str, int] = {}  # when each request that ended in these outputs did
 
 
 def version(module: Any) -> str:
@@ -155,9 +156,23 @@ def _process_outputs(process: Callable[..., Any]) -> Callable[..., Any]:
             if _states(self) != before:  # most outputs end no request
                 sent = args[0] if args else kwargs.get("engine_core_timestamp")
                 _ended(self, outputs, sent, began, now)
+            _done.clear()
         except FAULTS:
             pass
         return result
+
+    return call
+
+
+def _count(count: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM is done with a request's last output: it goes into the statistics."""
+
+    def call(self: Any, req_state: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            _done[req_state.request_id] = perf_counter_ns()
+        except FAULTS:
+            pass
+        return count(self, req_state, *args, **kwargs)
 
     return call
 
@@ -173,8 +188,9 @@ def _ended(processor: Any, outputs: Any, sent: float | None, began: int, now: in
             _finished(name, sent, began, now)
 
 
-def _finished(name: str, sent: float | None, began: int, now: int) -> None:
-    """Its last output came here at ``began`` and was made ready for the client by ``now``."""
+def _finished(name: str, sent: float | None, began: int, ended: int) -> None:
+    """Its last output came here at ``began`` and was made ready for the client by ``ended``."""
+    now = _done.get(name, ended)
     _live.discard(name)
     if sent is not None:
         left = min(int(sent * 1e9), began)
@@ -240,6 +256,7 @@ TARGETS = {
     "vllm.v1.engine.output_processor": {
         "OutputProcessor.add_request": _add,
         "OutputProcessor.process_outputs": _process_outputs,
+        "OutputProcessor._update_stats_from_finished": _count,
         "OutputProcessor.abort_requests": _abort,
     },
     "vllm.v1.serial_utils": {

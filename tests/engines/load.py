@@ -9,7 +9,7 @@ import http.client
 import json
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -21,8 +21,11 @@ class Call:
     submitted: int = 0
     first: int = 0
     ended: int = 0
+    closed: int = 0
+    """When the answer was over, which is a little after its last token."""
     id: str = ""
-    text: str = ""
+    tokens: list[int] = field(default_factory=list[int])
+    pieces: int = 0
     error: str = ""
 
 
@@ -54,6 +57,7 @@ def stream(port: int, call: Call, stop_after: int | None = None) -> None:
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
+        "return_token_ids": True,
     }
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
@@ -62,8 +66,9 @@ def stream(port: int, call: Call, stop_after: int | None = None) -> None:
             "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
         )
         _read(connection.getresponse(), call, stop_after)
-    except OSError as error:
-        call.error = str(error)
+        call.closed = time.monotonic_ns()
+    except (OSError, http.client.HTTPException, LookupError) as error:
+        call.error = repr(error)
     finally:
         connection.close()
 
@@ -72,18 +77,17 @@ def _read(response: http.client.HTTPResponse, call: Call, stop_after: int | None
     if response.status != 200:
         call.error = f"status {response.status}: {response.read(500)!r}"
         return
-    pieces = 0
     for line in response:
         if not line.startswith(b"data: {"):
             continue
         now = time.monotonic_ns()
         piece = json.loads(line[6:])
         call.id = piece["id"]
-        call.text += piece["choices"][0]["text"]
+        call.tokens += piece["choices"][0].get("token_ids") or []
         call.first = call.first or now
         call.ended = now
-        pieces += 1
-        if pieces == stop_after:
+        call.pieces += 1
+        if call.pieces == stop_after:
             return
 
 

@@ -9,12 +9,14 @@ import signal
 import socket
 import subprocess
 import threading
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rca_llm.run import Run
 from tests.engines import load
 from tests.traced import TRACE, environment
 
@@ -56,6 +58,21 @@ class Served:
     spans: Path
     python: str
     environment: Mapping[str, str]
+
+    def counter(self, name: str) -> float:
+        """A counter of vLLM's own (`/metrics`), summed over its labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{"))
+
+    def kill_engine(self) -> None:
+        """End the engine's process by SIGKILL."""
+        for pid in {path.name.partition("-")[0] for path in Run(self.run).segment_files()}:
+            try:
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"VLLM::EngineCore"):
+                    os.kill(int(pid), signal.SIGKILL)
+            except OSError:
+                continue  # it has ended by itself
 
     def stamps(self) -> dict[str, dict[str, Any]]:
         """What vLLM says of its requests, by id; once the server has ended."""

@@ -6,6 +6,8 @@ Needs an environment with vLLM for the CPU; RCA_LLM_VLLM_PYTHON names its interp
 from __future__ import annotations
 
 import os
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -31,15 +33,22 @@ class Recorded:
 
     calls: dict[str, load.Call]
     hung_up: load.Call
+    cut_off: load.Call
+    """Under way when the engine's process was killed."""
+    alone: list[list[int]]
+    """The tokens of requests that ran one at a time."""
+    preemptions: float
+    """As vLLM counted them."""
     stamps: dict[str, dict[str, Any]]
     timeline: Timeline
     summary: dict[str, Any]
 
     @property
     def requests(self) -> dict[str, dict[str, Any]]:
-        """The rows of the requests, without that which the client gave up."""
+        """The rows of the requests, without those that did not end by themselves."""
         rows = {row["id"]: row for row in self.summary["requests"]}
-        return {id: row for id, row in rows.items() if not id.startswith(self.hung_up.id)}
+        given_up = (self.hung_up.id, self.cut_off.id)
+        return {id: row for id, row in rows.items() if not id.startswith(given_up)}
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +58,41 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _record(model: Path, folder: Path, *options: str) -> Recorded:
     calls = load.calls(40)
-    hung_up = load.Call(50, 400)
+    hung_up, cut_off = load.Call(50, 400), load.Call(50, 400)
     with server.serve(server.on_cpu(PYTHON, model, *options), folder) as served:
+        alone = _alone(served.port)
         load.run(served.port, calls, 0.03)
         load.stream(served.port, hung_up, stop_after=3)
         load.stream(served.port, load.Call(16, 8))  # the server notices the hang-up meanwhile
+        preemptions = served.counter("vllm:num_preemptions_total")
+        _cut_off(served, cut_off)
     assert not [call.error for call in calls if call.error]
     trace = read(served.run)
-    report = trace.attribute()
+    summary = trace.attribute().summary
     # The OpenAI server appends the number of the prompt to the id that it gives its client.
     by_id = {f"{call.id}-0": call for call in calls}
-    return Recorded(by_id, hung_up, served.stamps(), trace.timelines[0], report.summary)
+    stamps, timeline = served.stamps(), trace.timelines[0]
+    return Recorded(by_id, hung_up, cut_off, alone, preemptions, stamps, timeline, summary)
+
+
+def _alone(port: int) -> list[list[int]]:
+    """What the server answers to a few requests, each alone in its steps."""
+    calls = load.calls(4)
+    for call in calls:
+        load.stream(port, call)
+    assert not [call.error for call in calls if call.error]
+    return [call.tokens for call in calls]
+
+
+def _cut_off(served: server.Served, call: load.Call) -> None:
+    """Kill the engine when a request has had a few tokens."""
+    thread = threading.Thread(target=load.stream, args=(served.port, call))
+    thread.start()
+    ends = time.monotonic() + 120
+    while call.pieces < 5 and time.monotonic() < ends:
+        time.sleep(0.01)
+    served.kill_engine()
+    thread.join(120)
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +106,10 @@ def preempted(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded
     return _record(model, tmp_path_factory.mktemp("preempted"), *options)
 
 
-def test_no_request_is_missing_and_only_the_last_is_extra(loaded: Recorded) -> None:
+def test_no_request_is_missing_and_none_is_extra(loaded: Recorded) -> None:
     extra = set(loaded.requests) - set(loaded.calls)
     assert set(loaded.calls) <= set(loaded.requests)
-    assert len(extra) == 1
+    assert len(extra) == len(loaded.alone) + 1
 
 
 def test_times_are_those_of_vllm(loaded: Recorded) -> None:
@@ -119,17 +152,53 @@ def test_above_capacity_most_time_is_the_queue_and_the_rest_computes(loaded: Rec
 
 
 def test_the_client_saw_the_same_with_the_way_there_and_back(loaded: Recorded) -> None:
-    late = [
-        call.ended - call.submitted - loaded.requests[id]["latency_ns"]
-        for id, call in loaded.calls.items()
-    ]
-    assert min(late) >= 0
-    print(f"client beyond the server: median {median(late) / MS:.1f} ms, max {max(late) / MS:.1f}")
+    served = _served(loaded.timeline)
+    rows = loaded.requests
+    life = [c.ended - c.submitted - rows[id]["latency_ns"] for id, c in loaded.calls.items()]
+    answered = [c.closed - c.submitted - served[id] for id, c in loaded.calls.items()]
+    print(f"client beyond the request's life: median {median(life) / MS:.1f} ms")
+    print(f"client beyond the HTTP exchange: median {median(answered) / MS:.1f} ms")
+    assert min(life) >= 0
+    assert min(answered) >= 0
+    assert median(answered) < median(life)
+
+
+def _served(timeline: Timeline) -> dict[str, int]:
+    """From a request's HTTP head to the last byte of its answer, by id, ns."""
+    ranges, strings = timeline["ranges"], timeline.strings
+    found: dict[str, int] = {}
+    for name, column, sign in (("before", "start", -1), ("after", "end", 1)):
+        for row in (ranges["name"] == strings.find(f"http {name} engine")).nonzero()[0]:
+            id = strings[int(ranges["request"][row])]
+            found[id] = found.get(id, 0) + sign * int(ranges[column][row])
+    return found
 
 
 def test_a_request_whose_client_hung_up_is_aborted(loaded: Recorded) -> None:
     ids = {row["id"]: row["status"] for row in loaded.summary["requests"]}
     assert ids[f"{loaded.hung_up.id}-0"] == "aborted"
+
+
+def test_a_request_of_a_killed_engine_is_unfinished_and_none_of_it_is_lost(
+    loaded: Recorded,
+) -> None:
+    rows = {row["id"]: row for row in loaded.summary["requests"]}
+    row = rows[f"{loaded.cut_off.id}-0"]
+    assert row["status"] in ("unfinished", "aborted")
+    tokens = loaded.timeline["tokens"]
+    mine = tokens["request"] == loaded.timeline.strings.find(row["id"])
+    assert int(mine.sum()) >= loaded.cut_off.pieces >= 5
+
+
+def test_the_answers_are_those_of_an_untraced_server(
+    loaded: Recorded, model: Path, tmp_path: Path
+) -> None:
+    setup = server.on_cpu(PYTHON, model, "--max-num-seqs=4", traced=False)
+    with server.serve(setup, tmp_path / "untraced") as served:
+        untraced = _alone(served.port)
+    assert not served.run.exists()
+    assert [len(tokens) for tokens in untraced] == [call.max_tokens for call in load.calls(4)]
+    assert loaded.alone == untraced
 
 
 def test_every_step_has_its_batch_and_the_killed_engine_lost_none(loaded: Recorded) -> None:
@@ -144,9 +213,10 @@ def test_every_step_has_its_batch_and_the_killed_engine_lost_none(loaded: Record
 
 def test_preempted_requests_show_it_and_compute_again(preempted: Recorded) -> None:
     told = preempted.timeline.strings.find("preempted")
-    assert (preempted.timeline["marks"]["name"] == told).sum() > 0
+    count = int((preempted.timeline["marks"]["name"] == told).sum())
+    assert count == preempted.preemptions > 0
     hit = [row for row in preempted.requests.values() if row["parts"].get("scheduling.preempt")]
-    assert hit
+    assert 0 < len(hit) <= count
     assert any(row["parts"].get("scheduling.recompute") for row in hit)
     for row in preempted.requests.values():
         assert sum(row["parts"].values()) == row["latency_ns"]
