@@ -13,11 +13,6 @@ from time import perf_counter_ns
 from . import format as layout
 from .recorder import FAULTS, WORDS_A_CELL, current, local, native_id
 
-try:
-    from resource import RUSAGE_THREAD, getrusage
-except ImportError:  # a Python built without it: every look fails, quietly
-    pass
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +27,8 @@ _MORE = layout.tag(layout.MORE) << 32
 def look() -> None:
     """Write what the kernel says of the calling thread; nothing where it does not say."""
     try:
+        from resource import RUSAGE_THREAD, getrusage
+
         here = current()
         on_cpu = _thread_time()
         run_delay, slices = _schedstat(on_cpu)
@@ -49,7 +46,7 @@ def look() -> None:
         words[at + 1] = on_cpu
         words[at + 2] = os.getpid() << 32
         words[at + 3] = native_id() | _SCHED
-    except (OSError, NameError, *FAULTS):
+    except (OSError, ImportError, *FAULTS):
         pass
 
 

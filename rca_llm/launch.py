@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rca_llm import __version__, child, redact
+from rca_llm import __version__, child, redact, stacks
 from rca_llm import run as runs
 from rca_llm.counting import READY, Counting
 from rca_llm.errors import RcaError
@@ -24,6 +24,7 @@ from rca_llm.probes import format as layout
 from rca_llm.probes import plugin, recorder
 from rca_llm.run import Run
 from rca_llm.sampling import Limits, Sampler
+from rca_llm.stacks import Stacks
 
 PROBES = Path(__file__).resolve().parent / "probes"
 BOOTSTRAP = PROBES / "bootstrap"
@@ -51,6 +52,7 @@ class Options:
     cuda_graph: str = "node"
     io: str = "on"
     counters: bool = False
+    stacks: bool = False
 
 
 def trace(command: Sequence[str], options: Options) -> int:
@@ -191,8 +193,11 @@ def _traced(
     manifest = _manifest(command, options, pid, began)
     sampler = _begin(run, pid, manifest, options)
     counting = _count(run, base) if options.counters else None
+    sampled = _sample_stacks(run) if options.stacks else None
     _warn_about_gpu(base, options)
     status = child.wait(pid)
+    if sampled is not None:
+        _guarded("the stacks could not be ended", lambda: _end_stacks(sampled))
     if counting is not None:
         _guarded("the counters could not be ended", lambda: _end_counting(counting))
     _guarded(
@@ -232,6 +237,23 @@ def _begin(run: Run, pid: int, manifest: dict[str, Any], options: Options) -> Sa
         return sampler
 
     return _guarded("nothing is sampled", begin)
+
+
+def _sample_stacks(run: Run) -> Stacks | None:
+    """Begin to sample stacks, or say why not."""
+    program = stacks.find()
+    if program is None:
+        say("no stacks: py-spy is missing (pip install 'rca-llm[stacks]')")
+        return None
+    sampled = Stacks(run, program)
+    _guarded("no stacks", sampled.start)
+    return sampled
+
+
+def _end_stacks(sampled: Stacks) -> None:
+    sampled.stop()
+    if sampled.failed is not None:
+        say(f"no stacks of some processes: {sampled.failed}")
 
 
 def _count(run: Run, base: Mapping[str, str]) -> Counting | None:

@@ -61,8 +61,9 @@ API: Schema = {
     "thread": "int",
     "correlation": "int",
 }
-SYSTEM_DOMAINS = ("osrt", "cuda")
-"""Domains of `ranges` that no program marked: system calls, and CUDA's own loading of code."""
+SYSTEM_DOMAINS = ("osrt", "cuda", "stack")
+"""Domains of `ranges` that no program marked: system calls, CUDA's own loading of code, and
+functions that were sampled."""
 
 RANGES: Schema = {
     "start": "time",

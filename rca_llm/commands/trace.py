@@ -78,6 +78,7 @@ DURATION = _Amount("duration", _SECONDS)
 @click.option(
     "--counters", is_flag=True, help="Also sample the GPUs' hardware counters (rca-llm[counters])."
 )
+@click.option("--stacks", is_flag=True, help="Sample Python stacks with py-spy (rca-llm[stacks]).")
 @click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     output: Path | None,
@@ -90,6 +91,7 @@ def command(
     gpu: str,
     cuda_graph: str,
     io: str,
+    stacks: bool,
     counters: bool,
     cmd: tuple[str, ...],
 ) -> int:
@@ -110,5 +112,6 @@ def command(
         cuda_graph,
         io,
         counters,
+        stacks,
     )
     return trace(cmd, options)

@@ -18,7 +18,15 @@ import numpy as np
 from rca_llm import __version__, intervals, saved
 from rca_llm.errors import RcaError, UnreadableInput
 from rca_llm.probes import format as layout
-from rca_llm.readers import cupti, nccl, run_aliases, run_calls, run_collectives, run_states
+from rca_llm.readers import (
+    cupti,
+    nccl,
+    run_aliases,
+    run_calls,
+    run_collectives,
+    run_stacks,
+    run_states,
+)
 from rca_llm.readers.files import Source, entries, is_url, source
 from rca_llm.readers.mending import mend
 from rca_llm.readers.run_requests import Requests
@@ -104,6 +112,7 @@ def read_segments(found: Source) -> Timeline:
     segments = list(_segments(timeline, folder))
     run_aliases.rename(segments)
     _Reading(timeline, segments).run()
+    run_stacks.add(timeline, found.path)
     _describe(timeline, segments, manifest)
     events = sum(len(table) for table in timeline.tables.values())
     if not events:

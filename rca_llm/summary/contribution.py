@@ -19,7 +19,7 @@ from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import PARTS, named, shares
 from rca_llm.attribute.ranks import Rank
 from rca_llm.attribute.requests import Life, Request
-from rca_llm.summary import device, findings, groups, host, ranges, windows
+from rca_llm.summary import device, findings, groups, host, idle, load, ranges, windows
 from rca_llm.summary import requests as request_rows
 from rca_llm.table import Ints
 from rca_llm.trace import KERNEL, MEMCPY, MEMSET, Finding, Timeline
@@ -47,6 +47,9 @@ class Contribution:
     steps: Rows
     tracks: Rows
     transfers: Rows
+    idle: Rows
+    load: Rows
+    threads: Rows
     rank_rows: Rows
     ranges: ranges.Sums
     api: dict[str, host.Calls]
@@ -84,6 +87,9 @@ def contribution(recording: Recording, members: list[Member], *, windowed: bool)
         steps=windows.step_rows(members),
         tracks=host.track_rows(recording),
         transfers=windows.transfer_rows(recording),
+        idle=idle.idle_rows(members),
+        load=load.load_rows(members),
+        threads=host.thread_rows(recording),
         rank_rows=[windows.rank_row(member) for member in members],
         ranges=ranges.range_sums(recording),
         api=host.api_sums(recording),
@@ -131,6 +137,9 @@ def summary(found: Sequence[Contribution], whole: Whole) -> dict[str, Any]:
         "api": host.api_rows(one.api for one in found),
         "tracks": _all(found, "tracks"),
         "transfers": _all(found, "transfers"),
+        "idle": _all(found, "idle"),
+        "load": _all(found, "load"),
+        "threads": _all(found, "threads"),
         "kernels": device.kernel_rows(
             (one.kernels for one in found), [own for one in found for own in one.limits]
         ),

@@ -162,3 +162,25 @@ def graph_launches(recording: Recording) -> int:
     """How many graphs were launched: calls, else replays recorded as one piece."""
     calls = int(np.count_nonzero(recording.calls == GRAPH_LAUNCH))
     return calls or int(np.count_nonzero(recording.timeline["gpu"]["kind"] == GRAPH))
+
+
+def thread_rows(recording: Recording) -> list[dict[str, Any]]:
+    """What each watched thread did: on a CPU, waiting for one, blocked (ns), and major faults.
+
+    Only run directories say; the busiest threads come first.
+    """
+    timeline = recording.timeline
+    table = timeline["threads"]
+    names = {
+        (int(process), int(thread)): timeline.text(int(name))
+        for process, thread, name in zip(
+            table["process"], table["thread"], table["name"], strict=True
+        )
+    }
+    rows: list[dict[str, Any]] = timeline.header.extra.get("threads", [])
+    return [
+        {**row, "name": names.get((row["process"], row["thread"]))} for row in rows[:MOST_THREADS]
+    ]
+
+
+MOST_THREADS = 200
