@@ -12,7 +12,7 @@ from rca_llm import intervals
 from rca_llm.attribute.links import among, link
 from rca_llm.attribute.parts import CODE
 from rca_llm.attribute.ranks import Rank
-from rca_llm.table import UNKNOWN, Array, Ints, Table, known, optional
+from rca_llm.table import UNKNOWN, Ints, Table, known, optional
 from rca_llm.trace import COPY_KINDS, KERNEL, MEMCPY, REFERENCE, Clock, Timeline
 
 _OP_IN_NAME = re.compile(
@@ -110,11 +110,18 @@ def _said(timeline: Timeline, gpu_rows: Ints, rows: Ints) -> dict[str, list[Any]
     table, gpu, strings = timeline["collectives"], timeline["gpu"], timeline.strings
     texts: list[str | None] = [*strings.texts, None]
 
-    def text(name: str) -> list[str | None]:
+    nothing: list[Any] = [None] * len(rows)
+
+    def text(name: str) -> list[Any]:
+        if name not in table:
+            return nothing
         return [texts[code] for code in np.append(table[name], -1)[rows].tolist()]
 
-    def number(values: Array, places: Ints) -> list[int | None]:
-        return [optional(value) for value in np.append(values, UNKNOWN)[places].tolist()]
+    def number(source: Table, name: str, places: Ints) -> list[Any]:
+        if name not in source:
+            return nothing
+        values: list[int] = np.append(source[name], UNKNOWN)[places].tolist()
+        return [None if value == UNKNOWN else value for value in values]
 
     names = np.append(gpu["name"], -1)[gpu_rows]
     named: list[int] = np.where(rows >= 0, np.append(table["op"], -1)[rows], names).tolist()
@@ -122,8 +129,8 @@ def _said(timeline: Timeline, gpu_rows: Ints, rows: Ints) -> dict[str, list[Any]
     return {
         "op": [ops[code] for code in named],
         **{name: text(name) for name in ("comm", "dtype", "algo", "proto")},
-        **{name: number(table[name], rows) for name in _NUMBERS},
-        "stream": number(gpu["stream"], gpu_rows),
+        **{name: number(table, name, rows) for name in _NUMBERS},
+        "stream": number(gpu, "stream", gpu_rows),
         "open": (np.append(table["open"], -1)[rows] == 1).tolist(),
         "issued": [optional(time) for time in _issued(timeline, gpu_rows, rows).tolist()],
     }

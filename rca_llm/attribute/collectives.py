@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class Collective:
     complete: bool
     uncertainty: int | None = 0
 
-    @property
+    @cached_property
     def arrived(self) -> int | None:
         """When the last rank had come; None where parts are missing, or nobody can be told late."""
         if not self.complete or self.uncertainty is None:
@@ -57,7 +58,7 @@ class Collective:
         apart = last - min(starts)
         return last if apart > self.uncertainty or not self.uncertainty else None
 
-    @property
+    @cached_property
     def last_rank(self) -> int | None:
         """Who came last by more than the clocks are unsure of, None where nobody did."""
         if self.arrived is None:
@@ -70,19 +71,19 @@ class Collective:
         shared = last.clock.number == other.clock.number
         return last.start - other.start > (0 if shared else self.uncertainty or 0)
 
-    @property
+    @cached_property
     def timeless(self) -> bool:
         """Whether nobody knows when it ended: all parts are instants, or have not ended."""
         return any(p.open for p in self.parts) or all(p.end == p.start for p in self.parts)
 
-    @property
+    @cached_property
     def missing(self) -> tuple[int, ...] | None:
         """Members that have no part in it; None where nobody says who the members are."""
         told = members(self.parts[0].comm)
         here = {part.rank for part in self.parts}
         return None if told is None else tuple(rank for rank in told if rank not in here)
 
-    @property
+    @cached_property
     def transfer(self) -> int | None:
         """Time from the last arrival to the last end, ns; None where the clocks cannot tell."""
         if not self.complete or self.uncertainty is None or self.timeless:

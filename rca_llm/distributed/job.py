@@ -28,6 +28,7 @@ from rca_llm.hints.model import RULES
 from rca_llm.hints.thresholds import Thresholds
 from rca_llm.readers import load, reader_of
 from rca_llm.readers.files import entries, source
+from rca_llm.readers.kineto_pieces import collection_paused
 from rca_llm.report import Report, lives_in, whole
 from rca_llm.scheduler import Workers, workers
 from rca_llm.summary import contribution as contributions
@@ -94,12 +95,14 @@ def report(given: Sequence[Given], pool: Workers) -> Report:
     with tempfile.TemporaryDirectory(prefix="rca-llm-ranks-") as folder:
         asks = [Ask(g.path, n, g.listed, folder) for n, g in enumerate(given)]
         surveys, findings = _surveyed(given, pool.run(survey, asks, "read"))
-        trace, parts, matched = _aligned(surveys, findings)
-        asked = any(one.requests for one in surveys)
-        orders = _orders(trace.timelines, parts, matched, windowed=not asked)
+        with collection_paused():
+            trace, parts, matched = _aligned(surveys, findings)
+            asked = any(one.requests for one in surveys)
+            orders = _orders(trace.timelines, parts, matched, windowed=not asked)
         shares = pool.run(share, orders, "analysed")
     trace.timelines, kept = _sound(trace, shares)
-    return Report(_summary(trace, kept, matched), Trace([]))
+    with collection_paused():
+        return Report(_summary(trace, kept, matched), Trace([]))
 
 
 def _surveyed(

@@ -99,13 +99,13 @@ def _again(source: Source) -> Content:
 def read_share(pieces: Pieces, indices: Iterable[int]) -> Share:
     """Read the pieces of these indices."""
     texts = Texts()
-    with _collection_paused():
+    with collection_paused():
         batches = [read_piece(piece, texts) for piece in pieces.take(indices)]
     return Share(batches, list(texts))
 
 
 @contextmanager
-def _collection_paused() -> Generator[None]:
+def collection_paused() -> Generator[None]:
     """No cyclic garbage collection: events form no cycles, and looking costs a tenth more."""
     enabled = gc.isenabled()
     gc.disable()
