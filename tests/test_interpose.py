@@ -37,7 +37,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C compiler")
     out = tmp_path_factory.mktemp("preload")
     done = subprocess.run(
-        ["make", "-C", str(NATIVE), f"OUT={out}", f"{out}/librca_preload.so"],
+        ["make", "-C", str(NATIVE), f"LIBRARY_DIR={out}", f"{out}/librca_preload.so"],
         capture_output=True,
         text=True,
         check=False,
