@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rca_llm import readers
-from rca_llm.readers import nccl
+from rca_llm.readers import nccl, nccl_rows
 from rca_llm.table import UNKNOWN, Table
 from rca_llm.trace import API, GPU, KERNEL, Input, Timeline
 from tests.nsys_export import Export as NsysExport
@@ -31,7 +31,7 @@ class Scene:
         self.gpu: list[dict[str, Any]] = []
         self.api: list[dict[str, Any]] = []
         self.tasks: list[dict[str, Any]] = []
-        self.calls: list[nccl.Call] = []
+        self.calls: list[nccl_rows.Call] = []
 
     def kernel(
         self, name: str, start: int, *, launch: int | None = None, node: int = UNKNOWN, id: int = 0
@@ -55,21 +55,21 @@ class Scene:
     def call(self, name: str, start: int, end: int, **numbers: int) -> None:
         """An NVTX range of NCCL."""
         fields = {
-            "comm": nccl.COMM,
-            "bytes": nccl.SIZE,
-            "peer": nccl.PEER_RANK,
-            "ranks": nccl.RANKS,
+            "comm": nccl_rows.COMM,
+            "bytes": nccl_rows.SIZE,
+            "peer": nccl_rows.PEER_RANK,
+            "ranks": nccl_rows.RANKS,
         }
         told = {fields[name]: value for name, value in numbers.items()}
-        self.calls.append(nccl.Call(name, start, end, THREAD, told))
+        self.calls.append(nccl_rows.Call(name, start, end, THREAD, told))
 
     def read(self) -> list[dict[str, Any]]:
         """The collectives by start, as plain values."""
         timeline = self.timeline
         timeline.add("gpu", table(GPU, self.gpu))
         timeline.add("api", table(API, self.api))
-        rows = nccl.Rows(calls=self.calls)
-        rows.add(nccl.ROW_TASK, nccl.TASK.itemsize, self._payload(), self._codes())
+        rows = nccl_rows.Rows(calls=self.calls)
+        rows.add(nccl_rows.ROW_TASK, nccl_rows.TASK.itemsize, self._payload(), self._codes())
         nccl.add_rows(timeline, rows, PID)
         found = timeline["collectives"].sorted_by("start")
         return [_plain(timeline, found, row) for row in range(len(found))]
@@ -80,7 +80,7 @@ class Scene:
         )
 
     def _payload(self) -> bytes:
-        rows = np.zeros(len(self.tasks), nccl.TASK)
+        rows = np.zeros(len(self.tasks), nccl_rows.TASK)
         for row, task in zip(rows, self.tasks, strict=True):
             for name, value in task.items():
                 row[name] = TEXTS.index(value) if isinstance(value, str) else value
@@ -157,7 +157,7 @@ def test_an_exchange_by_its_peers(
     scene.kernel(SEND_RECV, 1000, launch=100)
     for func, peers in (("Send", sends), ("Recv", receives)):
         for peer in peers:
-            scene.task(func, 110, 1, peer=peer, kind=nccl.PEER)
+            scene.task(func, 110, 1, peer=peer, kind=nccl_rows.PEER)
     (found,) = scene.read()
     assert (found["op"], found["comm"], found["bytes"]) == (op, comm, 1024)
 
@@ -198,7 +198,7 @@ def test_every_replay_of_a_captured_call_is_one() -> None:
         scene.kernel(ALL_GATHER, at + 100, node=graph << 32 | 5, id=at)
     for plan in range(4):
         func = "AllGather" if plan % 2 else "AllReduce"
-        scene.task(func, 10 + plan, plan + 1, count=plan + 1, capture=nccl.CAPTURED, seq=4)
+        scene.task(func, 10 + plan, plan + 1, count=plan + 1, capture=nccl_rows.CAPTURED, seq=4)
     found = scene.read()
     assert ops(found) == [
         ("all_reduce", 2), ("all_gather", 4), ("all_reduce", 6), ("all_gather", 8),
@@ -248,10 +248,15 @@ def test_both_sources_are_compared() -> None:
 
 
 def test_rows_that_grew_at_their_end_are_read() -> None:
-    rows = nccl.Rows()
-    one = np.zeros(1, nccl.TASK)
+    rows = nccl_rows.Rows()
+    one = np.zeros(1, nccl_rows.TASK)
     one["count"] = 5
-    rows.add(nccl.ROW_TASK, nccl.TASK.itemsize + 8, one.tobytes() + bytes(8), np.array([-1, -1]))
+    rows.add(
+        nccl_rows.ROW_TASK,
+        nccl_rows.TASK.itemsize + 8,
+        one.tobytes() + bytes(8),
+        np.array([-1, -1]),
+    )
     assert rows.all_tasks()["count"].tolist() == [5]
 
 
@@ -263,7 +268,9 @@ def test_the_release_is_told() -> None:
 
 def test_payloads_in_an_export_of_nsight_systems(tmp_path: Path) -> None:
     export = NsysExport()
-    for at, (name, type, offset) in enumerate([(nccl.COMM, 18, None), (nccl.SIZE, 22, 8)]):
+    for at, (name, type, offset) in enumerate(
+        [(nccl_rows.COMM, 18, None), (nccl_rows.SIZE, 22, 8)]
+    ):
         row = {"domainId": 3, "schemaId": 16777220, "idx": at, "name": name, "type": type}
         export.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", offset=offset, **row)
     head = struct.pack("<QQQQ", 3, 16777220, 16, 0)
@@ -284,7 +291,9 @@ def test_payloads_in_an_export_of_nsight_systems(tmp_path: Path) -> None:
 @pytest.mark.parametrize("blob", [b"", b"x" * 40, struct.pack("<QQQQ", 3, 16777220, 99, 0)])
 def test_a_payload_that_is_none(blob: bytes, tmp_path: Path) -> None:
     export = NsysExport()
-    export.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", schemaId=16777220, name=nccl.SIZE, type=22, offset=0)
+    export.add(
+        "NVTX_PAYLOAD_SCHEMA_ENTRIES", schemaId=16777220, name=nccl_rows.SIZE, type=22, offset=0
+    )
     export.api("cudaLaunchKernelExC", 10, 20, 1)
     export.kernel(ALL_REDUCE, 50, 90, 1)
     export.nvtx(59, 0, 30, textId=export.string("ncclAllReduce"), domainId=3, binaryData=blob)

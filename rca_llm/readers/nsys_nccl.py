@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rca_llm.readers import nccl
+from rca_llm.readers import nccl, nccl_rows
 from rca_llm.readers.nsys_store import Chunk, Export, process, thread
 from rca_llm.table import UNKNOWN, known
 from rca_llm.trace import Timeline
@@ -36,12 +36,12 @@ def add(export: Export, timeline: Timeline) -> None:
     schemas = _schemas(export)
     if not schemas or not export.has("NVTX_EVENTS", "binaryData"):
         return
-    calls: dict[int, list[nccl.Call]] = defaultdict(list)
+    calls: dict[int, list[nccl_rows.Call]] = defaultdict(list)
     for chunk in export.chunks("NVTX_EVENTS", _COLUMNS, ("binaryData",)):
         for owner, call in _calls(export, chunk, schemas):
             calls[owner].append(call)
     for owner, own in calls.items():
-        nccl.add_rows(timeline, nccl.Rows(calls=own), owner)
+        nccl.add_rows(timeline, nccl_rows.Rows(calls=own), owner)
 
 
 def _schemas(export: Export) -> _Schemas:
@@ -52,25 +52,25 @@ def _schemas(export: Export) -> _Schemas:
         name = texts.get("name", "")
         field = name, row.get("offset", 0), _WIDTHS.get(row.get("type", 0), 4)
         found[row.get("schemaId", -1)][name] = field
-    wanted = {nccl.COMM, nccl.SIZE}
+    wanted = {nccl_rows.COMM, nccl_rows.SIZE}
     return {id: [*own.values()] for id, own in found.items() if wanted & own.keys()}
 
 
-def _calls(export: Export, chunk: Chunk, schemas: _Schemas) -> list[tuple[int, nccl.Call]]:
+def _calls(export: Export, chunk: Chunk, schemas: _Schemas) -> list[tuple[int, nccl_rows.Call]]:
     """NCCL's calls among some events, each with its process."""
     rows = np.flatnonzero(np.isin(chunk["eventType"], _RANGES) & known(chunk["end"]))
     names = export.texts(chunk["textId"][rows])
     owners, threads = process(chunk["globalTid"]), thread(chunk["globalTid"])
     starts, ends = export.time(chunk["start"]), export.time(chunk["end"])
     blobs = chunk.texts.get("binaryData")
-    found: list[tuple[int, nccl.Call]] = []
+    found: list[tuple[int, nccl_rows.Call]] = []
     texts = {code: export.strings[code] for code in np.unique(names).tolist() if code >= 0}
     for row, code in zip(rows.tolist(), names.tolist(), strict=True):
         if not texts.get(code, "").startswith("nccl") or owners[row] == UNKNOWN:
             continue
         numbers = _numbers(blobs.get(row) if blobs else None, schemas)
         times = int(starts[row]), int(ends[row])
-        call = nccl.Call(texts[code], *times, int(threads[row]), numbers)
+        call = nccl_rows.Call(texts[code], *times, int(threads[row]), numbers)
         found.append((int(owners[row]), call))
     return found
 

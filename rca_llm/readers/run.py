@@ -21,6 +21,7 @@ from rca_llm.probes import format as layout
 from rca_llm.readers import (
     cupti,
     nccl,
+    nccl_rows,
     run_aliases,
     run_calls,
     run_collectives,
@@ -435,12 +436,13 @@ class _Reading:
     def _gpu(self) -> None:
         """The rows of the native collector, process by process."""
         for pid in dict.fromkeys(segment.pid for segment in self.segments):
-            rows, tasks = cupti.Rows(), nccl.Rows()
+            rows, tasks = cupti.Rows(), nccl_rows.Rows()
             facts: list[tuple[str, int, str | None]] = []
             for segment in (own for own in self.segments if own.pid == pid):
                 facts.extend(_facts(segment, "gpu."))
                 nccl.add_facts(self.timeline, _facts(segment, "nccl."))
-                tasks.calls += nccl.calls_of(segment, _threads(segment, segment.of(layout.SPAN)))
+                threads = _threads(segment, segment.of(layout.SPAN))
+                tasks.calls += nccl_rows.calls_of(segment, threads)
                 if segment.buffers:
                     codes = cupti.codes_of(self.timeline, segment.names)
                     for buffer in segment.buffers:

@@ -18,7 +18,7 @@ import pytest
 
 from rca_llm import launch, readers
 from rca_llm.launch import Options, environment
-from rca_llm.readers import nccl
+from rca_llm.readers import nccl, nccl_rows
 from rca_llm.run import Run
 from rca_llm.table import Strings
 from rca_llm.trace import Input, Timeline
@@ -52,9 +52,9 @@ class Nccl:
             timeout=120,
         )
 
-    def rows(self) -> tuple[nccl.Rows, Strings]:
+    def rows(self) -> tuple[nccl_rows.Rows, Strings]:
         """What was recorded, over all threads."""
-        found, strings = nccl.Rows(), Strings()
+        found, strings = nccl_rows.Rows(), Strings()
         for segment in read_run(self.run):
             codes = np.full(max(segment.names, default=0) + 2, -1, np.int32)
             for number, text in segment.names.items():
@@ -67,7 +67,7 @@ class Nccl:
         """The tasks by start, as plain values."""
         rows, strings = self.rows()
         return [
-            {name: _plain(strings, name, row[name]) for name in nccl.TASK.names or ()}
+            {name: _plain(strings, name, row[name]) for name in nccl_rows.TASK.names or ()}
             for row in rows.all_tasks()
         ]
 
@@ -134,7 +134,7 @@ def test_tasks_of_a_group_share_their_plan(fake: Nccl, version: int) -> None:
 def test_transfers_name_their_peers(fake: Nccl, version: int) -> None:
     fake(version, "p2p:3")
     tasks = fake.tasks()
-    assert {task["kind"] for task in tasks} == {nccl.PEER}
+    assert {task["kind"] for task in tasks} == {nccl_rows.PEER}
     assert [(task["func"], task["peer"]) for task in tasks] == [
         (func, peer) for peer in range(3) for func in ("Send", "Recv")
     ]
@@ -145,14 +145,14 @@ def test_transfers_name_their_peers(fake: Nccl, version: int) -> None:
 
 def test_captured_calls_are_told_apart(fake: Nccl) -> None:
     fake(5, "coll:1", "captured:2")
-    assert [task["capture"] for task in fake.tasks()] == [1, nccl.CAPTURED, nccl.CAPTURED]
+    assert [task["capture"] for task in fake.tasks()] == [1, nccl_rows.CAPTURED, nccl_rows.CAPTURED]
 
 
 def test_the_type_that_was_asked_for_is_kept(fake: Nccl) -> None:
     fake(6, "coll:1", "copies")
     first, second = fake.tasks()
     assert (first["asked_type"], second["asked_type"]) == ("ncclBfloat16", None)
-    assert (second["kind"], second["func"], second["seq"]) == (nccl.COPIES, "AllGather", 3)
+    assert (second["kind"], second["func"], second["seq"]) == (nccl_rows.COPIES, "AllGather", 3)
 
 
 def test_channels_are_recorded_where_they_are_asked_for(fake: Nccl) -> None:
@@ -239,15 +239,15 @@ def test_valgrind_finds_nothing(fake: Nccl) -> None:
 
 
 def test_rows_are_laid_out_alike(built: Build, tmp_path: Path) -> None:
-    for name, dtype in (("RowNccl", nccl.TASK), ("RowNcclChannel", nccl.CHANNEL)):
+    for name, dtype in (("RowNccl", nccl_rows.TASK), ("RowNcclChannel", nccl_rows.CHANNEL)):
         fields = list(dtype.names or ())
         found = _offsets(tmp_path, "rows.h", [(name, field) for field in fields])
         for field, (at, size) in zip(fields, found, strict=True):
             assert (at, size) == (_offset(dtype, field), dtype[field].itemsize), (name, field)
         assert dtype.itemsize == sum(found[-1])
     numbers = _numbers_in("rows.h")
-    assert numbers["ROW_NCCL"] == nccl.ROW_TASK
-    assert numbers["ROW_NCCL_CHANNEL"] == nccl.ROW_CHANNEL
+    assert numbers["ROW_NCCL"] == nccl_rows.ROW_TASK
+    assert numbers["ROW_NCCL_CHANNEL"] == nccl_rows.ROW_CHANNEL
 
 
 REAL = """
@@ -289,11 +289,17 @@ def test_the_payloads_of_a_real_nccl(built: Build, tmp_path: Path) -> None:
     subprocess.run(command, env=os.environ | env, check=True, timeout=120)
     ranges = readers.load(run).timelines[0]["ranges"]
     assert sorted(ranges["bytes"][ranges["bytes"] >= 0].tolist()) == [16, 2048, 2048]
-    calls = [call for segment in _parsed(run) for call in nccl.calls_of(segment, _threads(segment))]
+    calls = [
+        call for segment in _parsed(run) for call in nccl_rows.calls_of(segment, _threads(segment))
+    ]
     told = {call.name: call.numbers for call in calls}
-    assert told["ncclAllReduce"] == {nccl.COMM: 0, nccl.SIZE: 2048, "Reduction operation": 4}
+    assert told["ncclAllReduce"] == {
+        nccl_rows.COMM: 0,
+        nccl_rows.SIZE: 2048,
+        "Reduction operation": 4,
+    }
     assert told["ncclReduceScatter"]["Reduction operation"] == 2
-    assert told["ncclSend"][nccl.PEER_RANK] == 3
+    assert told["ncclSend"][nccl_rows.PEER_RANK] == 3
 
 
 def _parsed(run: Path) -> list[Any]:
