@@ -72,12 +72,12 @@ class Session:
         begun = time.monotonic()
         with subprocess.Popen(
             command, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, cwd=self.work,
+            text=True, cwd=self.work, start_new_session=True,
         ) as process:  # fmt: skip
             try:
                 said, _ = process.communicate(timeout=limit)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # what it started holds the pipe as well
                 said, _ = process.communicate()
         ended = time.monotonic()
         return {

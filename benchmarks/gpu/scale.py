@@ -195,15 +195,20 @@ def counters(session: Session) -> dict[str, Any]:
     found: dict[str, Any] = {}
     file = session.work / "windows.json"
     file.unlink(missing_ok=True)
-    session.run([sys.executable, "-c", PROGRAM, "0.5", str(file)], env, 60)
+    plain = session.run([sys.executable, "-c", PROGRAM, "0.5", str(file)], path_of(session), 40)
+    found |= {"plain_s": plain["wall_s"], "plain_said": plain["said"]}
+    session.keep("counters", found, shown=600)
     found["plain"] = rates(json.loads(file.read_text()))
+    file.unlink()
     run = session.work / "counters.rca"
     command = [*launcher(run, "--counters"), sys.executable, "-c", PROGRAM, str(WAIT_S), str(file)]
-    done = session.run(command, env, 90)
-    windows = json.loads(file.read_text())
-    found |= {"status": done["status"], "said": done["said"], "counted": rates(windows)}
-    timeline = read(run)
+    done = session.run(command, env, 50)
+    found |= {"status": done["status"], "said": done["said"], "counted_s": done["wall_s"]}
     found["told"] = told(run)
+    session.keep("counters", found, shown=1500)
+    windows = json.loads(file.read_text())
+    found["counted"] = rates(windows)
+    timeline = read(run)
     found["means"] = means(timeline, windows)
     found["edges_us"] = edges(timeline)
     found["kernels"] = int((timeline["gpu"]["kind"] == 0).sum())
