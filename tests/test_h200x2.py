@@ -146,6 +146,20 @@ def test_without_the_plugin_payloads_give_sizes_of_eager_calls(
     assert found.told()["failed"] == []
 
 
+def test_it_is_known_when_a_collective_was_issued(checker: Any, unpacked: Path) -> None:
+    """By the plugin, or by the launch; of a graph only where launches are recorded."""
+    for name, in_graphs in (("tp", True), ("delays", False)):
+        recorded = checker.recording([unpacked / f"{name}.rca"])
+        gpu = recorded.trace.timelines[0]["gpu"]
+        parts = [part for one in recorded.job.collectives for part in one.parts]
+        parts = [part for part in parts if part.gpu_row >= 0]
+        for part in parts:
+            eager = gpu["graph_node"][part.gpu_row] < 0
+            assert (part.issued is not None) == bool(eager or in_graphs)
+            assert part.issued is None or part.issued <= part.start
+        assert len(parts) > 300
+
+
 def test_the_summary_of_the_decoder(unpacked: Path) -> None:
     summary = build(readers.load(unpacked / "tp.rca")).summary
     rows: Sequence[dict[str, Any]] = summary["collectives"]

@@ -139,11 +139,12 @@ def _said(timeline: Timeline, gpu_rows: Ints, rows: Ints) -> dict[str, list[Any]
 def _issued(timeline: Timeline, gpu_rows: Ints, rows: Ints) -> Ints:
     """When each part was handed to the device: as its record says, else when it was launched."""
     told: Ints = np.append(timeline["collectives"]["issued"], UNKNOWN)[rows]
-    gpu, api = timeline["gpu"].take(gpu_rows[gpu_rows >= 0]), timeline["api"]
-    launched = np.full(len(gpu_rows), UNKNOWN, np.int64)
-    if len(api):
-        launched[gpu_rows >= 0] = link(gpu, api).of_api(api["start"])
-    return np.where(known(told), told, launched)
+    lacking = np.flatnonzero((gpu_rows >= 0) & ~known(told))
+    gpu, api = timeline["gpu"].take(gpu_rows[lacking]), timeline["api"]
+    if len(lacking) and len(api):
+        calls = api.take(np.flatnonzero(np.isin(api["correlation"], gpu["correlation"])))
+        told[lacking] = link(gpu, calls).of_api(calls["start"])
+    return told
 
 
 _NUMBERS = ("seq", "bytes", "group_size", "waited_from")
