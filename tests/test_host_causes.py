@@ -116,7 +116,8 @@ def test_what_keeps_the_engine_off_the_cpu_is_named(tmp_path: Path, name: str) -
     (segments,) = report.segments
     sums = intervals.Pieces(segments.start, segments.end, segments.part).sums(len(CODE))
     print(name, injected, {part: int(sums[CODE[part]]) for part in _BLOCKED})
-    assert sums[part] >= 0.9 * injected
+    # Where even the launcher gets no CPU, looks are too far apart to say all.
+    assert sums[part] >= 0.8 * injected
     elsewhere = _WAIT if part != _WAIT else CODE["scheduling.gil"]
     if name != "gil":
         # Another process takes the CPU, so what is no wait for it is no wait at all.

@@ -77,7 +77,7 @@ class Messages(Fault):
         """Pickle and send."""
         with self.ledger.delay(), span("pickle outputs", kind="serialize"):
             data = pickle.dumps(self._message)
-        self._link.send_bytes(data[:CHUNK])
+            self._link.send_bytes(data[:CHUNK])
 
     def end(self) -> None:
         """End the process."""
