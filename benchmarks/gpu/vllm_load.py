@@ -41,6 +41,12 @@ MS = 1_000_000
 CLOSE = MS
 MOST_OTHER = 0.03
 GAP_S = 0.004
+GRAPHS = {
+    "cudagraph_mode": "FULL_AND_PIECEWISE",
+    "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512],
+}
+"""By itself vLLM captures up to the number of sequences here, and prefill would run eagerly."""
+
 SETTLE_S = 0.3
 """After the gate opened: the collector's thread looks at it every 50 ms."""
 
@@ -68,7 +74,9 @@ class Session:
             model = server.make_model(self.arguments.cpu, self.work / "model")
             cpu = server.on_cpu(self.arguments.cpu, model, *options)
             return server.Setup(cpu.python, model, cpu.options, cpu.environment, trace)
-        told = vllm_model.engine_options(vllm_model.make(self.work / "model"))
+        told = vllm_model.engine_options(
+            vllm_model.make(self.work / "model"), compilation_config=GRAPHS
+        )
         flags = [f"--{name.replace('_', '-')}={_flag(value)}" for name, value in told.items()]
         kept = [flag for flag in flags if not flag.startswith(("--model=", "--enable-prefix"))]
         env = vllm_model.environment(self.arguments.bundle)
