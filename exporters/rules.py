@@ -20,6 +20,9 @@ from rca_llm.hints.advice import table
 from rca_llm.hints.model import Rule
 
 _CODE = re.compile(r"`([^`]+)`")
+_HEADS = {"Disproof": "Not if"}
+"""Heads of docstrings that the page words otherwise."""
+
 _PART = re.compile(r"\b(Symptom|Source|Effect|Disproof):\s+")
 
 
@@ -79,10 +82,10 @@ def _page(rule: Rule) -> Page:
         rule.class_,
         rule.stage.name.lower(),
         _with_code(about.strip()),
-        [(head, _with_code(text.strip())) for head, text in headed],
+        [(_HEADS.get(head, head), _with_code(text.strip())) for head, text in headed],
         _with_code(f"{rule.disproof}."),
         [_threshold(name, row) for name, row in limits().get(rule.id, {}).items()],
-        [("try" if engine == "any" else engine, text) for engine, text in advice.items()],
+        [("Try" if engine == "any" else f"On {engine}", text) for engine, text in advice.items()],
     )
 
 
@@ -93,4 +96,4 @@ def _threshold(name: str, row: Mapping[str, Any]) -> dict[str, str]:
 
 def _with_code(text: str) -> Markup:
     """Markdown's backticks as `code` elements; everything else is text."""
-    return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))

@@ -371,7 +371,10 @@ def test_a_link_unfolds_the_page_of_its_hint(browser: Browser, page: Path) -> No
         assert not tab.locator("#rule-R01").is_visible()
         tab.click("a[href='#rule-R01'] >> nth=0")
         assert tab.locator("#rule-R01").is_visible()
-        assert "Disproved by" in tab.locator("#rule-R01").inner_text()
+        told = tab.locator("#rule-R01").inner_text()
+        assert "Disproved by" in told
+        assert "<code>" not in told
+        assert tab.locator("#rule-R01 dd code").count() > 0
 
 
 def test_a_roofline_is_drawn_from_what_is_known_alone(
