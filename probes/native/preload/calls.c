@@ -92,7 +92,7 @@ static COLD void resolve(void)
 
 /* ---------------------------------------------------------------- start and end */
 
-static uint64_t least_ns(void)
+static uint64_t asked_least(void)
 {
     const char *text = getenv("RCA_LLM_IO_US"), *at = text;
     uint64_t value = 0;
@@ -108,7 +108,7 @@ __attribute__((constructor)) static void begin(void)
     resolve();
     if (run && *run == '/') {
         identity_prepare();
-        journal_prepare(run, least_ns());
+        journal_prepare(run, asked_least());
         python_find();
     }
     errno = before;

@@ -19,7 +19,7 @@ static const char *const KIND_NAMES[KINDS] = {"", "file", "network", "log", "ser
 enum { SEQUENCES = 100000, PATIENCE = 200 };
 
 State *state;
-uint64_t threshold = UINT64_MAX;
+uint64_t threshold = UINT64_MAX, least_ns;
 #if defined(__x86_64__)
 bool steady_counter;
 #endif
@@ -103,7 +103,7 @@ static void *map_private(size_t bytes)
 
 /* Without the kernel's help (before Linux 4.14) only the process itself is recorded: its children
  * would write into its segment. */
-void journal_prepare(const char *directory, uint64_t least_ns)
+void journal_prepare(const char *directory, uint64_t least)
 {
     State *made = map_private(sizeof *made);
     if (!made || text_length(directory) >= sizeof run)
@@ -113,7 +113,8 @@ void journal_prepare(const char *directory, uint64_t least_ns)
 #if defined(__x86_64__)
     steady_counter = counter_is_steady();
 #endif
-    threshold = in_ticks(least_ns);
+    least_ns = least;
+    threshold = in_ticks(least);
     first_ns = clock_monotonic();
     first_ticks = ticks();
     state = made;

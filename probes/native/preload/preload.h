@@ -92,6 +92,8 @@ typedef struct State {
 extern State *state;
 /* Calls shorter than this are only summed up, in ticks. */
 extern uint64_t threshold;
+/* The same in ns. */
+extern uint64_t least_ns;
 
 /* ---------------------------------------------------------------- time */
 
@@ -153,7 +155,7 @@ void journal_leave(void);
 bool journal_ours(void);
 void journal_close(void);
 /* Remembers the run directory and the threshold; once, at the start of the process. */
-void journal_prepare(const char *run, uint64_t least_ns);
+void journal_prepare(const char *run, uint64_t least);
 
 /* Sums a short call up. */
 void file_add(int fd, uint64_t spent, int64_t bytes);

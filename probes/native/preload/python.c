@@ -50,7 +50,8 @@ void python_find(void)
     runtime_end = runtime + symbol->st_size;
 }
 
-static COLD void record(int64_t start, int64_t end)
+/* Short waits are the most, and only noted: entering the journal costs a system call. */
+static void record(int64_t start, int64_t end)
 {
     bool same = start - ended < APART_NS && writer == state->pid;
     if (!same) {
@@ -59,14 +60,20 @@ static COLD void record(int64_t start, int64_t end)
     }
     ended = end;
     writer = state->pid;
+    if (!written && (uint64_t)(end - began) < least_ns)
+        return;
+    if (!journal_enter())
+        return;
+    writer = state->pid; /* a forked child has one from here on */
     if (written)
         __atomic_store_n(&written->b, end, __ATOMIC_RELAXED);
-    else if ((uint64_t)(end - began) >= (uint64_t)ticks_ns(threshold))
+    else
         written = journal_call(&(Call){.start = began,
                                        .end = end,
                                        .bytes = -1,
                                        .op = OP_GIL,
                                        .kind = KIND_GIL});
+    journal_leave();
 }
 
 __attribute__((visibility("default"))) int
@@ -79,10 +86,6 @@ pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
         return real_wait(condition, mutex, until);
     int64_t start = clock_monotonic();
     int result = real_wait(condition, mutex, until);
-    int64_t end = clock_monotonic();
-    if (journal_enter()) {
-        record(start, end);
-        journal_leave();
-    }
+    record(start, clock_monotonic());
     return result;
 }
