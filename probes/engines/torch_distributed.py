@@ -10,6 +10,7 @@ since the call only enqueues them: their kernels are, and NCCL tells the rest.
 from __future__ import annotations
 
 import sys
+from _thread import _local
 from time import perf_counter_ns
 
 from .emit_collective import Collective
@@ -44,6 +45,8 @@ KNOWN: dict[str, tuple[str, int, str, int, str]] = {
 
 MOST_PENDING = 4096
 
+# Has ``call`` while this thread is in a recorded call: some are made of others (``send``).
+_inside = _local()
 # What Work objects that nobody has waited for belong to, by their address.
 _pending: dict[int, Collective] = {}
 # Calls so far of each communicator (and pair), and what is known of each group, by its name.
@@ -57,11 +60,15 @@ def recorded(name: str) -> Make:
 
     def make(function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            begun = _begin(known, args, kwargs)
+            begun = None if hasattr(_inside, "call") else _begin(known, args, kwargs)
             if begun is None:
                 return function(*args, **kwargs)
             start, own = begun
-            result = function(*args, **kwargs)
+            _inside.call = True
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                del _inside.call
             if hasattr(result, "wait"):
                 _remember(result, own)
             else:
