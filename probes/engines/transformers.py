@@ -11,6 +11,7 @@ would make the program wait for it.
 from __future__ import annotations
 
 import os
+import sys
 from _thread import _local  # pyright: ignore[reportPrivateUsage]  # needs no imports
 from itertools import count
 from time import perf_counter_ns
@@ -38,9 +39,18 @@ _INPUTS = ("input_ids", "inputs_embeds", "input_features", "input_values", "pixe
 _FED = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
 
 
+# Engines that use transformers' models and tokenisers, and tell of their requests themselves.
+ENGINES = ("vllm", "sglang", "lmdeploy", "tensorrt_llm")
+
+
 def version(module: Any) -> str:
-    """The library and its version, told by the module that holds `generate`."""
-    return package_version("transformers") if module.__name__.endswith("utils") else ""
+    """The library and its version, where no engine around it serves."""
+    alone = module.__name__.endswith("generation.utils") and not _within_engine()
+    return package_version("transformers") if alone else ""
+
+
+def _within_engine() -> bool:
+    return any(name in sys.modules for name in ENGINES)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -66,7 +76,7 @@ class Batch:
         # Whether each step adds one token to each row; beams are seen by the width of the batch.
         self.plain = not (kwargs.get("assistant_model") or kwargs.get("prompt_lookup_num_tokens"))
         self.step: emit.Step | None = None
-        self.prepared = self.sampled = self.tokens = 0
+        self.prepared = self.sampled = self.tokens = self.passes = 0
         self.number = next(_steps)
         gpu.push_step(self.number)
         self._announce(_lengths(given, kwargs.get("attention_mask")))
@@ -89,17 +99,20 @@ class Batch:
             if lengths is not None:
                 emit.event("prompt_tokens", name, self.began, lengths[row])
 
-    def open_step(self, began: int, fed: Any) -> None:
-        """The inputs of a forward pass are prepared: the step of the pass before is over."""
-        now = perf_counter_ns()
-        start = began
-        if self.step is None:
-            start = self.began
-            emit.span("transformers generate", "host", start, began)
-        else:
+    def next_step(self, began: int) -> None:
+        """The inputs of a forward pass will be prepared: the step of the pass before is over."""
+        if self.passes:
             self.close_step(began)
             self.number = next(_steps)
             gpu.push_step(self.number)
+
+    def open_step(self, began: int, fed: Any) -> None:
+        """The inputs of the pass are prepared since `began`."""
+        now = perf_counter_ns()
+        start = began if self.passes else self.began
+        if not self.passes:
+            emit.span("transformers generate", "host", start, began)
+        self.passes += 1
         shape = next((_shape(fed[name]) for name in _FED if fed.get(name) is not None), ())
         self.plain = self.plain and shape[:1] == (len(self.rows),)
         width = shape[1] if len(shape) > 1 else NOT_KNOWN
@@ -214,6 +227,8 @@ def _prepare(prepare: Callable[..., Any]) -> Callable[..., Any]:
         began = perf_counter_ns()
         depth = getattr(_here, "depth", 0)
         _here.depth = depth + 1
+        if not depth:
+            _preparing(self, began)
         try:
             fed = prepare(self, *args, **kwargs)
         finally:
@@ -223,6 +238,13 @@ def _prepare(prepare: Callable[..., Any]) -> Callable[..., Any]:
         return fed
 
     return call
+
+
+@quiet
+def _preparing(model: Any, began: int) -> None:
+    batch = _of(model)
+    if batch is not None:
+        batch.next_step(began)
 
 
 @quiet
@@ -307,6 +329,19 @@ def _leave(encoding: Any, lengths: list[int]) -> None:
         setattr(mask, LENGTHS, lengths)
 
 
+def _told(name: str, kind: str) -> Callable[..., Any]:
+    """A span around every call, where no engine tells of its own."""
+    make = spanned(name, kind)
+
+    def made(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return call if _within_engine() else make(function)
+
+    return made
+
+
 _TOKENIZER = "PreTrainedTokenizerBase."
 TARGETS = {
     "transformers.generation.utils": {
@@ -317,8 +352,8 @@ TARGETS = {
     "transformers.generation.stopping_criteria": {"StoppingCriteriaList.__call__": _stop},
     "transformers.tokenization_utils_base": {
         "BatchEncoding.to": _to_device,
-        _TOKENIZER + "__call__": spanned("transformers tokenize", "tokenize"),
-        _TOKENIZER + "decode": spanned("transformers decode", "detokenize"),
-        _TOKENIZER + "batch_decode": spanned("transformers decode", "detokenize"),
+        _TOKENIZER + "__call__": _told("transformers tokenize", "tokenize"),
+        _TOKENIZER + "decode": _told("transformers decode", "detokenize"),
+        _TOKENIZER + "batch_decode": _told("transformers decode", "detokenize"),
     },
 }
