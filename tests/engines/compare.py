@@ -10,25 +10,33 @@ from rca_llm.trace import Timeline
 Rows = Mapping[str, Mapping[str, Any]]
 
 
-def worst(timeline: Timeline, ids: Iterable[str], rows: Rows, stamps: Rows) -> dict[str, int]:
-    """The largest difference in ns between `rows` of a summary and vLLM's stamps, by what it is.
+def differences(
+    timeline: Timeline, ids: Iterable[str], rows: Rows, stamps: Rows
+) -> dict[str, list[int]]:
+    """Between `rows` of a summary and vLLM's stamps, by what it is: of each request, ns, sorted.
 
     vLLM's span of a request begins at its arrival and ends once the last output is detokenised.
     """
-    found = dict.fromkeys(("arrival", "queue", "first token", "finish"), 0)
+    found: dict[str, list[int]] = {}
     for id in ids:
         row, told = rows[id], stamps[id]
         end = row["start_ns"] + row["latency_ns"]
         queued, prefill = between(timeline, id)
-        differences = {
+        own = {
             "arrival": row["start_ns"] - told["start"],
             "queue": queued - told["gen_ai.latency.time_in_queue"] * 1e9,
             "first token": prefill - told["gen_ai.latency.time_in_model_prefill"] * 1e9,
             "finish": end - told["end"],
         }
-        for name, difference in differences.items():
-            found[name] = max(found[name], abs(round(difference)))
-    return found
+        for name, difference in own.items():
+            found.setdefault(name, []).append(abs(round(difference)))
+    return {name: sorted(values) for name, values in found.items()}
+
+
+def worst(timeline: Timeline, ids: Iterable[str], rows: Rows, stamps: Rows) -> dict[str, int]:
+    """The largest of the `differences`, ns."""
+    found = differences(timeline, ids, rows, stamps)
+    return {name: values[-1] for name, values in found.items()}
 
 
 def between(timeline: Timeline, id: str) -> tuple[int, int]:
