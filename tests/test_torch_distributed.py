@@ -150,3 +150,42 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     [finding] = [row for row in summary["quality"] if row["code"] == "not_arrived"]
     assert finding["detail"].startswith("rank 1 did not come to all_reduce 1, in which rank 0 wait")
     assert summary["collectives"][-1]["missing"] == [1]
+
+
+OPERATIONS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+part, rank = torch.ones(4, 8), dist.get_rank()
+dist.all_gather_into_tensor(torch.empty(8, 8), part)
+dist.all_gather([torch.empty(4, 8) for _ in range(2)], part)
+dist.reduce_scatter_tensor(torch.empty(2, 8), part.clone())
+dist.broadcast(part, 0)
+dist.all_to_all_single(torch.empty(4, 8), part)
+pair = [dist.P2POp(dist.isend, part, 1 - rank), dist.P2POp(dist.irecv, part.clone(), 1 - rank)]
+for work in dist.batch_isend_irecv(pair):
+    work.wait()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_every_operation_is_matched_with_the_bytes_of_one_rank(tmp_path: Path) -> None:
+    script = tmp_path / "operations.py"
+    script.write_text(OPERATIONS)
+    run = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = trace(tmp_path, *run, str(script), env=environment(OMP_NUM_THREADS="1"))
+    assert done.status == 0, done.stderr
+    _, summary = summarise(done)
+    rows = summary["collectives"]
+    assert [row["ranks"] for row in rows] == len(rows) * [[0, 1]]
+    together = [(row["op"], row["bytes"]) for row in rows if ">" not in row["comm"]]
+    assert together == [
+        ("all_gather", 128),
+        ("all_gather", 128),
+        ("reduce_scatter", 64),
+        ("broadcast", 128),
+        ("all_to_all", 64),
+        ("barrier", None),
+    ]
+    pairs = {(row["comm"].rpartition(" ")[2], row["bytes"]) for row in rows if ">" in row["comm"]}
+    assert pairs == {("0>1", 128), ("1>0", 128)}

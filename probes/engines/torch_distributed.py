@@ -30,6 +30,8 @@ KNOWN: dict[str, tuple[str, int, str, int, str]] = {
     "reduce": ("reduce", 0, "tensor", 3, ""),
     "all_gather": ("all_gather", 1, "tensor", 2, ""),
     "all_gather_into_tensor": ("all_gather", 1, "input_tensor", 2, ""),
+    "all_gather_single": ("all_gather", 1, "input_tensor", 2, ""),  # torch 2.13
+    "reduce_scatter_single": ("reduce_scatter", 0, "output", 3, ""),
     "reduce_scatter": ("reduce_scatter", 0, "output", 3, ""),
     "reduce_scatter_tensor": ("reduce_scatter", 0, "output", 3, ""),
     "all_to_all": ("all_to_all", 1, "input_tensor_list", 2, ""),
