@@ -69,7 +69,7 @@ def main() -> None:
     rows = list(done.values())
     print(json.dumps(figures(rows), indent=1))
     if given.write:
-        write(rows)
+        write(rows, given)
 
 
 def plan(given: argparse.Namespace) -> list[tuple[str, float, int]]:
@@ -138,7 +138,7 @@ def predicted(report: Any, truth: dict[str, Any]) -> float | None:
     return sum(row["latency_ns"] - row["new_latency_ns"] for row in answer["requests"])
 
 
-def write(rows: list[Row]) -> None:
+def write(rows: list[Row], given: argparse.Namespace) -> None:
     """Put the tables between the marks of the page."""
     begin, end = "<!-- injection: begin -->", "<!-- injection: end -->"
     text = PAGE.read_text(encoding="utf-8")
@@ -148,7 +148,9 @@ def write(rows: list[Row]) -> None:
     told = "\n".join(f"| {name} | {_shown(value)} |" for name, value in found.items())
     day = time.strftime("%Y-%m-%d", time.gmtime())
     machine = f"{os.cpu_count()}-core {platform.machine()} VM"
-    about = f"{machine}, {day}, `python benchmarks/injection.py --write`."
+    call = f"`python benchmarks/injection.py --seeds {given.seeds} --clean {given.clean}"
+    call += " --realtime`" if given.realtime else "`"
+    about = f"{machine}, {day}, {call}."
     body = (
         f"{about}\n\n| figure | value |\n|---|---|\n{told}\n\n{tables(rows)}\n{whatif_table(rows)}"
     )

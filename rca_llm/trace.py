@@ -29,6 +29,9 @@ COPY_KINDS = ("H2D", "D2H", "D2D", "P2P", "H2H")
 MEMORY_KINDS = ("pageable", "pinned", "device", "managed")
 """The texts of `gpu.src` and `gpu.dst`, by value."""
 
+NUMBER_FORMATS = ("bf16", "fp8", "fp32", "fp64")
+"""The texts of `gpu.format`, by value; 16-bit floats of both kinds are `bf16`."""
+
 GPU: Schema = {
     "kind": "small",  # KERNEL, MEMCPY, MEMSET or GRAPH
     "start": "time",
@@ -52,6 +55,9 @@ GPU: Schema = {
     "dst": "small",
     "bytes": "int",
     "step": "int",  # id of the engine step, where the record itself says so
+    "flops": "int",  # floating-point operations, where the shapes of what it multiplies are known
+    "moved": "int",  # bytes of its operands and result, each counted once
+    "format": "small",  # index into NUMBER_FORMATS
 }
 API: Schema = {
     "start": "time",

@@ -16,6 +16,7 @@ from rca_llm.hints import (
     host,
     launch,
     memory,
+    products,
     queueing,
 )
 from rca_llm.hints.case import Case
@@ -34,6 +35,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     copies,
     memory,
     efficiency,
+    products,
 )
 """The modules of rules; importing one registers its rules."""
 

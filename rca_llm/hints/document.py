@@ -39,7 +39,6 @@ such as `pause_ns = 5_000_000`.
 
 | rule | what is missing |
 |---|---|
-| R25 GEMM-BELOW-75 | the shapes of matrix products |
 | R36 NUMA-REMOTE | the node of threads and pages |
 | R46 BANK-CONFLICT, R47 STRIDED-ACCESS | hardware counters |
 

@@ -107,7 +107,7 @@ CAUSES: dict[str, Cause] = {
         ),
         _host(
             *("file_io", "storage", "a file read from disk in every step", ("R49",)),
-            *(("io.file",), "MB a step", (1, 3, 9)),
+            *(("io.file",), "MB a step", (4, 8, 16)),
         ),
         _host(
             *("page_faults", "storage", "pages of a mapped file that are on disk", ("R43", "R49")),

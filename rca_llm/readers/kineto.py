@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rca_llm.errors import UnreadableInput
+from rca_llm.readers import kineto_products
 from rca_llm.readers.exact import ints
 from rca_llm.readers.files import Source
 from rca_llm.readers.kineto_collectives import collectives
@@ -25,7 +26,7 @@ from rca_llm.readers.kineto_pieces import Content, read_pieces
 from rca_llm.table import UNKNOWN, Ints, Strings, Table, known
 from rca_llm.trace import API, PROCESSES, RANGES, THREADS, Input, Timeline, Trace
 
-_TABLES = ("gpu", "api", "ranges", "comms", "overhead")
+_TABLES = ("gpu", "api", "ranges", "comms", "products", "overhead")
 """What the batches hold."""
 
 _OF_THE_PROGRAM = ("loading", "compil")
@@ -110,6 +111,7 @@ def _add_device_work(timeline: Timeline, tables: Mapping[str, Columns]) -> None:
         return
     columns, copies = without_duplicates(tables["gpu"])
     timeline.note("duplicate_records", copies, "gpu", "device records that occur twice, once kept")
+    kineto_products.fill(columns, tables.get("products"))
     timeline.add("gpu", gpu_table(columns, timeline))
     timeline.add("collectives", collectives(columns, tables.get("comms"), timeline))
 

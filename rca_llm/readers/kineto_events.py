@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from rca_llm.readers.exact import ints, nanoseconds, smalls
+from rca_llm.readers.kineto_products import OPERANDS, Shapes, as_columns, product
 from rca_llm.table import NO_TEXT, UNKNOWN, Array
 from rca_llm.trace import KERNEL, MEMCPY, MEMSET
 
@@ -155,6 +156,7 @@ _decode_event = _decoder(Event)
 _gpu_args = _args_decoder(GpuArgs)
 _api_args = _args_decoder(ApiArgs)
 _comm_args = _args_decoder(CommArgs)
+_shapes = _args_decoder(Shapes)
 _externals = _args_decoder(_External)
 _name_args = _args_decoder(NameArgs)
 
@@ -216,6 +218,7 @@ def extract(events: Sequence[Event], texts: Texts, batch: Batch) -> None:
         elif known_as in RANGE_DOMAINS:
             found["ranges"].append(_ranges(group, RANGE_DOMAINS[known_as], texts))
             found["comms"] += _comms(group, texts)
+            found["products"] += _products(group)
         elif known_as == "overhead":
             found["overhead"].append(_spans(group, texts))
         elif category == "M":
@@ -309,6 +312,16 @@ def _comms(events: Sequence[Event], texts: Texts) -> list[Columns]:
         return []
     ids = ints([args.external for args in _externals(described)])
     return [{"external": ids, "said": _said(described, texts)}]
+
+
+def _products(events: Sequence[Event]) -> list[Columns]:
+    """The matrix products among operators that were recorded with shapes."""
+    named = [event for event in events if event.name in OPERANDS]
+    pairs = zip(named, _shapes(named), strict=True) if named else ()
+    found = [(a.external, told) for e, a in pairs if (told := product(str(e.name), a))]
+    if not found:
+        return []
+    return [as_columns([told for _, told in found], ints([id for id, _ in found]))]
 
 
 def _said(events: Sequence[Event], texts: Texts) -> Array:

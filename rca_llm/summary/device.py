@@ -14,7 +14,7 @@ from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.ranks import Rank
 from rca_llm.hardware import occupancy
-from rca_llm.table import UNKNOWN, Ints, Table, known
+from rca_llm.table import UNKNOWN, Array, Ints, Table, known
 from rca_llm.trace import (
     COPY_KINDS,
     KERNEL,
@@ -114,8 +114,9 @@ def _name(timeline: Timeline, number: int, rank: Rank) -> str | None:
     return found.name if found else None
 
 
-KernelSums = dict[tuple[str, tuple[int, ...]], tuple[int, int]]
-"""By name and launch shape: how many kernels, and how long they took in all, ns."""
+KernelSums = dict[tuple[str, tuple[int, ...]], tuple[int, int, int, int]]
+"""By name and launch shape: how many kernels, and of all their time, ns, their floating-point
+operations and the bytes that they must move, `UNKNOWN` unless known of every one."""
 
 
 def kernel_sums(recording: Recording) -> KernelSums:
@@ -128,7 +129,18 @@ def kernel_sums(recording: Recording) -> KernelSums:
     counts = np.bincount(group, minlength=len(first)).tolist()
     names = [strings[code] for code in kernels["name"][first].tolist()]
     shapes = zip(*(kernels[name][first].tolist() for name in SHAPE), strict=True)
-    return dict(zip(zip(names, shapes, strict=True), zip(counts, totals, strict=True), strict=True))
+    told = [_known_sum(kernels[name], group, len(first)) for name in ("flops", "moved")]
+    sums = zip(counts, totals, *told, strict=True)
+    return dict(zip(zip(names, shapes, strict=True), sums, strict=True))
+
+
+def _known_sum(values: Array, group: Ints, groups: int) -> list[int]:
+    """The sum of each group, `UNKNOWN` where one of its values is."""
+    told = known(values)
+    sums = intervals.sum_by(group, np.where(told, values, 0), groups)
+    missing = np.bincount(group[~told], minlength=groups) > 0
+    found: list[int] = np.where(missing, UNKNOWN, sums).tolist()
+    return found
 
 
 def kernel_rows(
@@ -137,12 +149,11 @@ def kernel_rows(
     """The `kernels` rows: one for each name and launch shape, the longest total first."""
     found: KernelSums = {}
     for sums in several:
-        for key, (count, total) in sums.items():
-            before = found.get(key, (0, 0))
-            found[key] = before[0] + count, before[1] + total
+        for key, more in sums.items():
+            found[key] = _added(found.get(key, (0, 0, 0, 0)), more)
     names = list(dict.fromkeys(name for name, _ in found))
     classes = dict(zip(names, classify_all(names), strict=True))
-    whole = sum(total for _, total in found.values())
+    whole = sum(total for _, total, _, _ in found.values())
     same = _common(limits)
     return [
         _kernel_row(name, shape)
@@ -153,9 +164,23 @@ def kernel_rows(
             "total_ns": total,
             "share": total / whole if whole else None,
             "occupancy": _occupancy(shape, same),
+            "flops": None if flops == UNKNOWN else flops,
+            "dram_bytes": None if moved == UNKNOWN else moved,
         }
-        for (name, shape), (count, total) in sorted(found.items(), key=lambda item: -item[1][1])
+        for (name, shape), (count, total, flops, moved) in sorted(
+            found.items(), key=lambda item: -item[1][1]
+        )
     ]
+
+
+def _added(
+    one: tuple[int, int, int, int], other: tuple[int, int, int, int]
+) -> tuple[int, int, int, int]:
+    """Sums over both; what is unknown of either is unknown of both."""
+    flops, moved = (
+        UNKNOWN if UNKNOWN in (a, b) else a + b for a, b in zip(one[2:], other[2:], strict=True)
+    )
+    return one[0] + other[0], one[1] + other[1], flops, moved
 
 
 def _kernel_row(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
