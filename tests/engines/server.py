@@ -100,8 +100,17 @@ def serve(setup: Setup, folder: Path) -> Iterator[Served]:
             _wait(process, port, folder / "log")
             yield Served(port, run, spans, setup.python, env)
         finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=180)
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a server as its users do; its whole session by force where it does not."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=180)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
 
 
 def _tracing(setup: Setup, run: Path) -> list[str]:
@@ -127,7 +136,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         alive.clear()
 
     threading.Thread(target=watch, daemon=True).start()
-    assert load.wait_until_ready(port, 300, alive), log.read_text(errors="replace")[-3000:]
+    assert load.wait_until_ready(port, 600, alive), log.read_text(errors="replace")[-3000:]
 
 
 def _free_port() -> int:
