@@ -28,6 +28,9 @@ from rca_llm.exporters.verdict import (
 
 _LONG_NS = re.compile(r"\b(\d{4,}) ns\b")
 
+FIRST = "not_arrived"
+"""The finding that stands before all others: a rank that never came may be what hangs a job."""
+
 MOST_HINTS = 3
 """Hints that stand at the top; the others are folded below them."""
 
@@ -176,7 +179,7 @@ def findings(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault(str(row["code"]), []).append(row)
-    return [_finding(code, same) for code, same in found.items()]
+    return [_finding(code, found[code]) for code in sorted(found, key=FIRST.__ne__)]
 
 
 def _finding(code: str, rows: list[Mapping[str, Any]]) -> dict[str, Any]:

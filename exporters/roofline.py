@@ -3,7 +3,8 @@
 A kernel's point is its floating-point operations for each byte of device memory (intensity) against
 its operations a second; the roof is the lower of the device's peak and intensity × memory
 bandwidth (Williams, Waterman, Patterson: Roofline, CACM 2009). Peaks come from data sheets
-(`rca_llm/hardware.tsv`). A kernel whose operations or bytes nobody told has no point.
+(`rca_llm/hardware.tsv`). Bytes are what a kernel must move at least (each operand and result once),
+so a point may lie further left in truth. A kernel whose operations or bytes nobody told has none.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Grid:
 
     def packed(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The table for the page; the largest by `sort` first, texts made safe to show."""
-        rows = sorted(summary[self.source], key=self._rank)
+        rows = sorted(summary.get(self.source) or (), key=self._rank)
         listed = rows[: self.most]
         columns = [c for c in self.columns if any(_tells(c, c.of(row)) for row in listed)]
         missing = [c.head for c in self.columns if c not in columns and c.head != "unknown"]
@@ -115,10 +115,8 @@ def _per_second(row: Row) -> float | None:
     return bytes_ * 1e9 / ns if bytes_ is not None and ns else None
 
 
-def _longest_wait(row: Row) -> int | None:
-    waits = row.get("wait_ns")
-    known = [wait for wait in waits.values() if wait is not None] if waits else []
-    return max(known, default=None)
+def _largest(by_rank: Mapping[str, int | None]) -> int | None:
+    return max((ns for ns in by_rank.values() if ns is not None), default=None)
 
 
 def _length(row: Row) -> int | None:
@@ -215,6 +213,8 @@ GRIDS: tuple[Grid, ...] = (
             Column("registers", "registers", "count"),
             Column("shared memory", "shared_bytes", "bytes"),
             Column("occupancy", "occupancy", "share"),
+            Column("FLOP", "flops", "count"),
+            Column("least bytes", "dram_bytes", "bytes"),
         ],
         "total",
     ),
@@ -241,9 +241,10 @@ GRIDS: tuple[Grid, ...] = (
             Column("operation", "op"),
             Column("number", "seq", "count"),
             Column("length", _length, "ns"),
-            Column("longest wait", _longest_wait, "ns", "wait"),
+            Column("longest wait", _made("wait_ns", _largest), "ns", "wait"),
             Column("transfer", "transfer_ns", "ns"),
             Column("last rank", "last_rank", "count"),
+            Column("missing", _made("missing", _rank_list)),
             Column("bytes", "bytes", "bytes"),
             Column("type", "dtype"),
             Column("ranks", _made("ranks", _rank_list)),
@@ -254,6 +255,23 @@ GRIDS: tuple[Grid, ...] = (
         ],
         "length",
         1500,
+    ),
+    Grid(
+        "groups",
+        "Groups",
+        "Ranks that communicate with each other, and who holds whom up; most waiting first.",
+        [
+            Column("communicator", "comm"),
+            Column("kind", "kind"),
+            Column("ranks", _made("ranks", _rank_list)),
+            Column("collectives", "collectives", "count"),
+            Column("judged", "judged", "count"),
+            Column("waiting", "waiting_ns", "ns"),
+            Column("straggler", "straggler", "count"),
+            Column("longest waiting rank", _made("wait_ns", _largest), "ns"),
+            Column("MoE imbalance", "moe_imbalance", "count"),
+        ],
+        "waiting",
     ),
     Grid(
         "transfers",

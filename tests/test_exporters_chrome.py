@@ -24,14 +24,19 @@ def said(report: Report) -> dict[str, Any]:
     """The summary, ids of threads aside that viewers cannot take, and what rests on findings.
 
     Kineto tells its own overhead by events that are no record of a trace; the finding about it,
-    and gates that it fails (`G…`), are not written.
+    and gates that it fails (`G…`), are not written. Nor are the shapes of operands, so that what
+    products compute, and the rule about it (`R25`), do not come back.
     """
     summary = {k: v for k, v in report.summary.items() if k not in ("inputs", "quality")}
-    summary["hints"] = [row for row in summary["hints"] if not row["id"].startswith("G")]
+    summary["hints"] = [row for row in summary["hints"] if not row["id"].startswith(("G", "R25"))]
     summary["class_stats"] = {
         name: {k: v for k, v in row.items() if k != "hint"}
         for name, row in summary["class_stats"].items()
     }
+    shapeless = ("flops", "dram_bytes")
+    summary["kernels"] = [
+        {k: v for k, v in row.items() if k not in shapeless} for row in summary["kernels"]
+    ]
     summary["tracks"] = sorted((str(row["name"]), row["events"]) for row in summary["tracks"])
     return summary
 
