@@ -40,6 +40,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--blocks", type=int, default=4, help="blocks of each kind")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds for the traced run")
+    parser.add_argument("--gpu", default="full", choices=("kernels", "full"))
     parser.add_argument("--io", default="on", choices=("on", "off"))
     parser.add_argument("--python", default=sys.executable, help="the workload's interpreter")
     parser.add_argument("--work", type=Path, help="be the workload, and write its times there")
@@ -81,7 +82,8 @@ def record(arguments: argparse.Namespace, run: Path, times: Path) -> float:
     workload = [arguments.python, __file__, "--work", str(times), "--size", arguments.size]
     workload += ["--device", arguments.device, "--blocks", str(arguments.blocks)]
     trace = [sys.executable, "-m", "rca_llm", "trace", "--force", "-o", str(run)]
-    trace += ["--io", arguments.io, "--", *workload]
+    # With kernels alone no call is recorded, and launching counts as host work.
+    trace += ["--gpu", arguments.gpu, "--io", arguments.io, "--", *workload]
     begun = time.monotonic()
     env = {**os.environ, "PYTHONPATH": path}
     subprocess.run(trace, env=env, timeout=arguments.limit, check=True, cwd=ROOT)
