@@ -144,7 +144,9 @@ class Batch:
     def stopped(self, criteria: Any, done: Any) -> None:
         """The criteria have said which rows are done; on a device only the device knows."""
         if _on_cpu(done) and _shape(done) == (len(self.rows),):
-            self.next_live = [not flag for flag in done.tolist()]
+            # They look at the last token alone: a row that is done stays so.
+            flags = done.tolist()
+            self.next_live = [alive and not flags[row] for row, alive in enumerate(self.live or ())]
         elif len(self.rows) > 1 and any(hasattr(each, "eos_token_id") for each in criteria):
             self.next_live = None
 
