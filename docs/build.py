@@ -25,7 +25,7 @@ OUTSIDE = {
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "First steps": ("readme.md", "guide.md", "changelog.md"),
-    "Tracing": ("tracing.md", "host.md", "gpu.md", "engines*.md"),
+    "Tracing": ("tracing.md", "host.md", "gpu.md", "engines*.md", "engines/*.md"),
     "Reading": ("report.md", "hints.md", "quality.md", "classification.md", "communication.md"),
     "Asking more": ("compare.md", "whatif.md", "export.md", "monitor.md"),
     "Reference": ("api/index.md", "format.md", "contributing.md"),
@@ -35,7 +35,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 REST = "Background"
 
 _RULE = re.compile(r"^## (?=[GR]\d+ )", re.MULTILINE)
-_ANCHOR = re.compile(r"\]\((?:hints\.md)?#([gr]\d+)-[a-z0-9-]*\)")
+_ANCHOR = re.compile(r"\]\((?:(?:\.\./)*hints\.md)?#([gr]\d+)-[a-z0-9-]*\)")
 
 
 def stage(folder: Path) -> None:
@@ -44,7 +44,8 @@ def stage(folder: Path) -> None:
         DOCS, folder, ignore=shutil.ignore_patterns("build.py", "_build", "__pycache__")
     )
     for page in folder.rglob("*.md"):
-        page.write_text(_inside(page.read_text("utf-8"), page.parent == folder), "utf-8")
+        up = "../" * (len(page.relative_to(folder).parts) - 1)
+        page.write_text(_inside(page.read_text("utf-8"), up), "utf-8")
     for name, new in OUTSIDE.items():
         (folder / new).write_text(_from_root((ROOT / name).read_text("utf-8")), "utf-8")
     _split_rules(folder)
@@ -52,11 +53,14 @@ def stage(folder: Path) -> None:
         index.write("\n".join(_contents(folder)))
 
 
-def _inside(text: str, top: bool) -> str:
-    """A page of `docs/` with its links to the root's pages, and to rules, made to fit."""
+def _inside(text: str, up: str) -> str:
+    """A page of `docs/` with its links to the root's pages, and to rules, made to fit.
+
+    `up` leads from the page's folder to `docs/`.
+    """
     for name, new in OUTSIDE.items():
-        text = text.replace(f"](../{name}", f"]({new}")
-    return _ANCHOR.sub(lambda match: f"](hints/{match[1].upper()}.md)", text) if top else text
+        text = text.replace(f"]({up}../{name}", f"]({up}{new}")
+    return _ANCHOR.sub(lambda match: f"]({up}hints/{match[1].upper()}.md)", text)
 
 
 def _from_root(text: str) -> str:
@@ -84,7 +88,8 @@ def _split_rules(folder: Path) -> None:
 
 def _contents(folder: Path) -> list[str]:
     """The tables of contents for the end of the first page."""
-    pages = {str(page.relative_to(folder)) for page in folder.glob("*.md")} - {"index.md"}
+    pages = {str(page.relative_to(folder)) for page in folder.rglob("*.md")}
+    pages -= {"index.md", *(page for page in pages if page.startswith(("api/", "hints/")))}
     lines: list[str] = []
     for head, patterns in SECTIONS.items():
         found = [

@@ -16,6 +16,8 @@ html_static_path: list[str] = []
 exclude_patterns = ["_build"]
 
 myst_heading_anchors = 4
+# A skipped level of heading is a matter of taste, not of a broken page.
+suppress_warnings = ["myst.header"]
 myst_enable_extensions = ["fieldlist"]
 # What blocks without a language hold are shells, layouts and diagrams.
 highlight_language = "none"
