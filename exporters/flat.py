@@ -19,6 +19,9 @@ TABLES = (
     "ranges",
     "api",
     "tracks",
+    "threads",
+    "load",
+    "idle",
     "transfers",
     "kernels",
     "copies",
@@ -39,7 +42,7 @@ def tables(summary: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[Fl
     rows = [_overview(summary)]
     yield "overview", list(rows[0]), rows
     for name in TABLES:
-        rows = [flat(row) for row in summary[name]]
+        rows = [flat(row) for row in summary.get(name) or ()]
         if rows:
             columns = dict.fromkeys(column for row in rows for column in row)
             yield name, list(columns), rows

@@ -102,7 +102,7 @@ def test_probes_import_the_standard_library_and_themselves_alone() -> None:
 
 
 def test_imports_point_one_way() -> None:
-    # Commands, the launcher and the monitor drive the whole way; a Report draws itself in a notebook.
+    # Commands, launcher and monitor drive the whole way; a Report draws itself in a notebook.
     drivers = {"commands", "launch.py", "monitor.py", "report.py"}
     core = [f for f in (ROOT / "rca_llm").rglob("*.py") if not drivers & set(f.parts)]
     wrong = {
