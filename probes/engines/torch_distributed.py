@@ -10,7 +10,7 @@ since the call only enqueues them: their kernels are, and NCCL tells the rest.
 from __future__ import annotations
 
 import sys
-from _thread import _local
+from threading import local
 from time import perf_counter_ns
 
 from .emit_collective import Collective
@@ -48,7 +48,7 @@ KNOWN: dict[str, tuple[str, int, str, int, str]] = {
 MOST_PENDING = 4096
 
 # Has ``call`` while this thread is in a recorded call: some are made of others (``send``).
-_inside = _local()
+_inside = local()
 # What Work objects that nobody has waited for belong to, by their address.
 _pending: dict[int, Collective] = {}
 # Calls so far of each communicator (and pair), and what is known of each group, by its name.
@@ -135,7 +135,8 @@ def listed(ranks: list[int]) -> str:
 
 def _size(tensor: Any, op: str, ranks: int) -> tuple[int, str]:
     """Bytes and type of what a call was given: -1 of nothing, -2 where it is on a GPU."""
-    own: list[Any] = list(tensor) if isinstance(tensor, (list, tuple)) else [tensor]
+    several = isinstance(tensor, (list, tuple))
+    own: list[Any] = [*_any(tensor)] if several else [tensor]
     first: Any = own[0] if own else None
     if not hasattr(first, "element_size"):
         return -1, ""
@@ -147,17 +148,23 @@ def _size(tensor: Any, op: str, ranks: int) -> tuple[int, str]:
     return bytes, str(first.dtype).replace("torch.", "")
 
 
+def _any(value: Any) -> Any:
+    """The value, of which nothing is known."""
+    return value
+
+
 def _pair(
     dist: Any, op: str, where: str, ranks: list[int], args: Any, kwargs: Any, other: str
 ) -> tuple[str, int]:
     """The communicator of a send or a receive: the group and the way, and how many take part."""
     mine: int = dist.get_rank()
-    peer: Any = args[1] if len(args) > 1 else kwargs.get(other)
+    peer: Any = _any(args[1] if len(args) > 1 else kwargs.get(other))
     if peer is None and kwargs.get("group_" + other) is not None:
-        peer = ranks[kwargs["group_" + other]]
+        peer = ranks[int(kwargs["group_" + other])]
     if peer is None:
         return where, len(ranks)
-    source, target = (mine, peer) if op == "send" else (peer, mine)
+    known = int(peer)
+    source, target = (mine, known) if op == "send" else (known, mine)
     return "%s %d>%d" % (where, source, target), 2
 
 

@@ -51,7 +51,7 @@ def read(source: Source) -> Trace:
         data = stream.readall()
         truncated = stream.truncated
     said = _content(source, data)
-    entries = [e for e in _list(said.get("entries")) if isinstance(e, dict)]
+    entries = [_dict(entry) for entry in _list(said.get("entries"))]
     timeline = Timeline(Input(source.path, "flight"), _header(source, said))
     groups = _groups(said)
     rows = [row for entry in entries if (row := _row(entry, groups)) is not None]
@@ -101,7 +101,7 @@ def _content(source: Source, data: bytes) -> dict[str, Any]:
 
 
 def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else []
+    return list(cast("Sequence[Any]", value)) if isinstance(value, (list, tuple)) else []
 
 
 def _dict(value: Any) -> dict[str, Any]:
