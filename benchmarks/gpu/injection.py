@@ -4,8 +4,8 @@
 
 One traced process a family runs all its causes one after another; afterwards each run's window is
 taken out of the trace and analysed by itself, by several processes. `gemm_shape` needs the shapes
-of matrix products and so is also recorded by torch.profiler. Every family stands alone, has a time
-limit, and its rows are written to `results/injection.json` at once.
+of matrix products, which our own trace does not hold, and is not judged. Every family stands alone,
+has a time limit, and its rows are written to `results/injection.json` at once.
 
 Work of its own: `--work FAMILY --truths FILE` is the process that is traced.
 """
