@@ -94,7 +94,8 @@ def _handled(output: Any, began: int) -> None:
         if reason is None or name not in _live:
             continue
         _live.discard(name)
-        cut = isinstance(reason, dict) and reason.get("type") == "abort"
+        told: Any = reason
+        cut = isinstance(told, dict) and told["type"] == "abort"
         emit.event("aborted" if cut else "finished", name, now)
         asgi.left(name, now)
 
