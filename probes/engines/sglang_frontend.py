@@ -94,8 +94,7 @@ def _handled(output: Any, began: int) -> None:
         if reason is None or name not in _live:
             continue
         _live.discard(name)
-        told: Any = reason
-        cut = isinstance(told, dict) and told["type"] == "abort"
+        cut: bool = hasattr(reason, "get") and reason.get("type") == "abort"
         emit.event("aborted" if cut else "finished", name, now)
         asgi.left(name, now)
 
