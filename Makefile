@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 SOURCES = pyproject.toml setup.py $(wildcard probes/native/*.c probes/native/*.h)
-CHECKED = rca_llm probes exporters examples tests benchmarks docs setup.py
+CHECKED = rca_llm probes exporters examples tests benchmarks $(wildcard docs/*.py) setup.py
 LOAD ?= --requests 24
 
 ENGINES ?= .venv-engines

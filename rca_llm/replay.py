@@ -368,10 +368,8 @@ def _arrivals(job: Job, lives: Sequence[Life], threads: Sequence[Pieces]) -> lis
         starts = np.sort(np.array([one.at for one, _ in mine], np.int64))
         ends = np.sort(np.array([int(life.pieces.end[-1]) for _, life in mine], np.int64))
         for one, _ in mine:
-            running = np.searchsorted(starts, one.at, "left") - np.searchsorted(
-                ends, one.at, "right"
-            )
-            if running <= 0:
+            begun = int(np.searchsorted(starts, one.at, "left"))
+            if begun <= int(np.searchsorted(ends, one.at, "right")):
                 free = _free_since(member, threads[number], one.at)
                 wait = Wait(number, free, one.at, NO_OP, sync=False, until=one.ready, work=one.text)
                 found.append(wait)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from rca_llm.readers.events_values import as_list
 from rca_llm.table import UNKNOWN, Array, Ints, known
 from rca_llm.trace import KERNEL, NUMBER_FORMATS
 
@@ -46,7 +47,7 @@ def product(name: str, args: Shapes) -> Product | None:
     Operations are 2·batch·m·k·n; bytes those of both operands and the result, each once.
     """
     place = OPERANDS.get(name)
-    dims, types = _list(args.dims), _list(args.types)
+    dims, types = as_list(args.dims), as_list(args.types)
     if place is None or min(len(dims), len(types)) < place + 2:
         return None
     left, right = _whole(dims[place]), _whole(dims[place + 1])
@@ -58,12 +59,8 @@ def product(name: str, args: Shapes) -> Product | None:
     return (flops, size * told[1], NUMBER_FORMATS.index(told[0])) if flops < LARGEST else None
 
 
-def _list(value: object) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
-
-
 def _whole(value: Any) -> list[int]:
-    sizes = _list(value)
+    sizes = as_list(value)
     return sizes if all(isinstance(size, int) and size > 0 for size in sizes) else []
 
 
