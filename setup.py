@@ -10,7 +10,6 @@ from setuptools.command.build_ext import build_ext
 NATIVE = Path("probes/native")
 PACKAGE = "rca_llm.probes.native"
 COLLECTOR = "librca_llm"
-RECORDER = "_recorder"
 PRELOAD = "librca_preload"
 COMPILE = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"]
 LINK = ["-pthread", "-ldl", "-Wl,-z,nodelete"]
@@ -29,19 +28,19 @@ class BuildNative(build_ext):
 
 
 def extensions() -> list[Extension]:
-    """The GPU collector, the interposer of IO, and the recorder of spans for this Python.
+    """The GPU collector, the interposer of IO, and what is for this Python: spans, long calls.
 
-    All are optional: without a compiler the installation goes on, spans are recorded by the
-    Python recorder, and tracing says in one line what is missing.
+    All are optional: without a compiler the installation goes on, Python does the work of the
+    last two, and tracing says in one line what is missing.
     """
-    sources = {path.stem: str(path) for path in NATIVE.glob("*.c")}
-    recorder = sources.pop(RECORDER, None)
-    headers = sorted(map(str, NATIVE.rglob("*.h")))
-    found = [extension(COLLECTOR, sorted(sources.values()), headers)] if sources else []
+    for_python = sorted(NATIVE.glob("_*.c"))
+    collector = sorted(map(str, set(NATIVE.glob("*.c")) - set(for_python)))
     preload = sorted(map(str, (NATIVE / "preload").glob("*.c")))
+    headers = sorted(map(str, NATIVE.rglob("*.h")))
+    found = [extension(COLLECTOR, collector, headers)] if collector else []
     if preload:
         found.append(extension(PRELOAD, preload, headers, NEUTRAL))
-    return [*found, extension(RECORDER, [recorder], headers)] if recorder else found
+    return [*found, *(extension(path.stem, [str(path)], headers) for path in for_python)]
 
 
 def extension(

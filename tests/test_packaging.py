@@ -175,7 +175,8 @@ def test_the_wheel_holds_what_is_written_in_c(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     found = zipfile.ZipFile(wheel).namelist()
     native = {Path(name).name for name in found if name.endswith(".so")}
-    assert native == {"librca_llm.so", "librca_preload.so", f"_recorder{EXTENSION_SUFFIXES[0]}"}
+    for_python = {f"{name}{EXTENSION_SUFFIXES[0]}" for name in ("_recorder", "_timed")}
+    assert native == {"librca_llm.so", "librca_preload.so", *for_python}
 
 
 @pytest.mark.slow

@@ -6,11 +6,9 @@ held up by the log too.
 
 from __future__ import annotations
 
-from time import perf_counter_ns
-
 from ..span import request_id
 from . import emit
-from .timing import SHORTEST_NS
+from .timing import reporting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,17 +20,8 @@ def version(module: Any) -> str:
     return ""
 
 
-def _handle(handle: Any) -> Any:
-    def call(self: Any, record: Any) -> Any:
-        begun = perf_counter_ns()
-        try:
-            return handle(self, record)
-        finally:
-            ended = perf_counter_ns()
-            if ended - begun >= SHORTEST_NS:
-                emit.span("log " + type(self).__name__, "log", begun, ended, request_id.get())
-
-    return call
+def _handled(begun: int, ended: int, handler: Any) -> None:
+    emit.span("log " + type(handler).__name__, "log", begun, ended, request_id.get())
 
 
-TARGETS = {"logging": {"Handler.handle": _handle}}
+TARGETS = {"logging": {"Handler.handle": reporting(_handled)}}
