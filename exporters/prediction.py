@@ -29,7 +29,7 @@ def _row(name: str, change: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     saved = units.duration(abs(old - new))
     sign = "−" if new > old else ""
     share = units.percent(units.ratio(abs(old - new), old))
-    yield name, units.duration(old), units.duration(new), f"{sign}{saved}", share
+    yield name, units.duration(old), units.duration(new), f"{sign}{saved}", f"{sign}{share}"
 
 
 def show(found: Mapping[str, Any], settings: Sequence[str], console: Console | None = None) -> None:

@@ -233,6 +233,8 @@ class Header:
 
 PARTIAL = "partial"
 """Key in `Header.extra`: the input tells of collectives alone, not what devices and threads did."""
+SWITCHED_OFF = "recording was switched off for a while"
+"""What `dropped_records` says of time that nobody wanted recorded."""
 
 
 @dataclass(frozen=True)

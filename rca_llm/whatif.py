@@ -33,6 +33,10 @@ DERIVED = (
 """Parts that follow from the others, or that nobody can change."""
 
 
+LARGEST_FACTOR = 1_000
+"""With it, the times of a trace of three months still fit into 64 bits."""
+
+
 def factors(settings: Sequence[str]) -> dict[str, float]:
     """The factor of every part that `NAME=FACTOR` settings change; a class stands for its parts.
 
@@ -55,8 +59,8 @@ def _factor(text: str, setting: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
-        raise RcaError(f"{setting}: expected NAME=FACTOR with a factor of 0 or more")
+    if not 0 <= value <= LARGEST_FACTOR:
+        raise RcaError(f"{setting}: expected NAME=FACTOR with a factor of 0 to {LARGEST_FACTOR:,}")
     return value
 
 

@@ -42,7 +42,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("h200x2")
     for path in sorted(DATA.glob("*.tar.gz")):
         with tarfile.open(path) as archive:
-            archive.extractall(folder, filter="data")
+            archive.extractall(folder)
     with gzip.open(DATA / "nsys.sqlite.gz") as source:
         (folder / "nsys.sqlite").write_bytes(source.read())
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rca_llm.trace import SWITCHED_OFF
 from tests.scenes import GEMM, MS, US, Scene, hint, ids, job
 
 PERIOD = 10 * MS
@@ -155,3 +156,10 @@ def test_steps_without_device_work() -> None:
                 (start + j * 400 * US + 10 * US, start + (j + 1) * 400 * US),
             )
     assert hint(scene.summary(), "G6")["evidence"]["steps_without_gpu"] == 1
+
+
+def test_recording_that_was_switched_off_on_purpose_is_no_loss() -> None:
+    scene = Scene()
+    scene.step(0, 0, PERIOD, R="decode")
+    scene.timeline.note("dropped_records", 1, "run", SWITCHED_OFF)
+    assert "G2" not in ids(scene.summary())

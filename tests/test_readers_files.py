@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,14 @@ def test_a_missing_path_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(RcaError, match=r"nothing\.json: no such file") as caught:
         readers.read(tmp_path / "nothing.json")
     assert caught.value.status == 2
+
+
+def test_a_pipe_is_refused_and_passed_over_in_a_directory(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RcaError, match="is a pipe"):
+        source(tmp_path / "pipe")
+    (tmp_path / "rank0.json").write_bytes(kineto(0))
+    assert len(readers.read(tmp_path).timelines) == 1
 
 
 def test_a_missing_protocol_is_wrong_usage() -> None:

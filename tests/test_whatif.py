@@ -175,7 +175,16 @@ def test_detokenising_after_the_last_token_scales_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", ["nothing=1", "compute=-1", "compute=x", "compute", "scheduling.queue=0", "=1"]
+    "setting",
+    [
+        "nothing=1",
+        "compute=-1",
+        "compute=1e308",
+        "compute=x",
+        "compute",
+        "scheduling.queue=0",
+        "=1",
+    ],
 )
 def test_wrong_settings_are_one_line(setting: str) -> None:
     with pytest.raises(RcaError) as caught:

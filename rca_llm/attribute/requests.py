@@ -332,8 +332,12 @@ def _labels(
         until = _resumption(begun, resumed, steps.start, member)
         waiting |= (view.start >= begun) & (view.start < until) & ~own
     part = np.where(waiting, PREEMPT, part)
-    last = _last_token(request, view, own)
-    return np.where((view.start >= last) & ~own, OTHER, part)
+    late = (view.start >= _last_token(request, view, own)) & ~own
+    if not request.tokens:
+        # Whether the engine was done is not recorded: what its thread does between steps may be
+        # for this request, steps of others are not.
+        late &= inside
+    return np.where(late, OTHER, part)
 
 
 def _resumption(begun: int, resumed: int | None, starts: Ints, member: Mask) -> int:

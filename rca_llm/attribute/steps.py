@@ -220,7 +220,9 @@ def _outermost(ranges: Table, rows: Ints) -> Ints:
 def _step_names(timeline: Timeline, ranges: Table) -> dict[int, Load]:
     """The range names that mark steps, and what they say."""
     used = np.unique(ranges["name"]).tolist()
-    for pattern, read in _FAMILIES:
+    # A span that a program calls forward need not be all that it does for a request.
+    families = _FAMILIES if not len(timeline["requests"]) else _FAMILIES[:-1]
+    for pattern, read in families:
         matches = {code: pattern.match(timeline.strings[code]) for code in used if code >= 0}
         found = {code: read(match) for code, match in matches.items() if match}
         if found:

@@ -21,7 +21,7 @@ from rca_llm.hints.wording import percent, plural, time
 from rca_llm.intervals import Pieces
 from rca_llm.summary.findings import PARTIAL_INPUT
 from rca_llm.table import NO_TEXT, Ints, Mask, known
-from rca_llm.trace import KERNEL
+from rca_llm.trace import KERNEL, SWITCHED_OFF
 
 
 def _findings(case: Case, *codes: str) -> list[dict[str, Any]]:
@@ -110,7 +110,7 @@ def records_lost(case: Case) -> Hint | None:
     dropped but launches and replays are complete, such hints are less sure.
     """
     limits = case.limits("G2")
-    dropped = _count([r for r in _findings(case, "dropped_records") if "type" not in r["where"]])
+    dropped = _count([row for row in _findings(case, "dropped_records") if _is_loss(row)])
     launches = bare = replays = thin = empty = 0
     for member in case.job.ranks:
         if member[1].rank.traced:
@@ -141,9 +141,14 @@ def records_lost(case: Case) -> Hint | None:
     )
 
 
+def _is_loss(finding: dict[str, Any]) -> bool:
+    """Whether something was dropped that could have been of a device, and not on purpose."""
+    return "type" not in finding["where"] and finding["detail"] != SWITCHED_OFF
+
+
 def _loss_in_words(dropped: int, bare: int, launches: int, thin: int, replays: int) -> str:
     texts = [
-        f"{plural(dropped, 'record')} were dropped" if dropped else "",
+        f"{plural(dropped, 'record')} dropped" if dropped else "",
         f"{percent(bare / launches)} of {launches:,} launches left no kernel" if bare else "",
         f"{thin:,} of {replays:,} graph replays were not fully recorded" if thin else "",
     ]

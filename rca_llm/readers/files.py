@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -65,6 +66,10 @@ def source(path: str | os.PathLike[str]) -> Source:
     try:
         if _is_directory(name):
             return Source(name, directory=True)
+        if _is_special(name):
+            raise RcaError(
+                f"{name}: is a pipe, a socket or a device; give a file, which is read twice"
+            )
         with Stream(_open(name)) as stream:
             return Source(name, _fill(stream, HEAD))
     except FileNotFoundError:
@@ -79,7 +84,19 @@ def entries(directory: str) -> list[str]:
         found = _listed(directory)
     except OSError as error:
         raise RcaError(f"{directory}: cannot be listed: {error}") from None
-    return sorted(path for path in found if not path.rstrip("/").rsplit("/", 1)[-1].startswith("."))
+    shown = (path for path in found if not path.rstrip("/").rsplit("/", 1)[-1].startswith("."))
+    return sorted(path for path in shown if not _is_special(path))
+
+
+def _is_special(path: str) -> bool:
+    """Whether a local path leads to what cannot be read more than once, if it ever ends."""
+    if is_url(path):
+        return False
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def _listed(directory: str) -> list[str]:

@@ -41,6 +41,7 @@ from rca_llm.trace import (
     RANGES,
     SAMPLES,
     STEPS,
+    SWITCHED_OFF,
     THREADS,
     Header,
     Input,
@@ -71,10 +72,15 @@ def read(found: Source) -> Trace:
     if all(name in _BESIDE for name, table in timeline.tables.items() if len(table)):
         raise UnreadableInput(
             f"{found.path}/{layout.SEGMENTS_NAME}: expected records of a process, found only the"
-            " launcher's samples; is it Python 3.7 or later, without -I, -E, -S or a wiped"
-            " environment?"
+            f" launcher's samples; {_why_empty(timeline)}"
         )
     return Trace([timeline])
+
+
+def _why_empty(timeline: Timeline) -> str:
+    if timeline.header.extra.get("gaps"):
+        return "recording was not switched on (rca-llm ctl RUN start)"
+    return "is it Python 3.7 or later, without -I, -E, -S or a wiped environment?"
 
 
 def _names(found: Source) -> list[str]:
@@ -560,7 +566,7 @@ def _describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, A
     timeline.add("processes", _processes(timeline, segments, traced))
     timeline.add("threads", _thread_names(timeline, segments, traced))
     gaps = len(timeline.header.extra["gaps"])
-    timeline.note("dropped_records", gaps, "run", "recording was switched off for a while")
+    timeline.note("dropped_records", gaps, "run", SWITCHED_OFF)
 
 
 def _anchors(segments: list[Segment], manifest: dict[str, Any]) -> list[tuple[int, int]]:
