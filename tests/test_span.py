@@ -12,7 +12,6 @@ import pytest
 
 import rca_llm
 from rca_llm.table import UNKNOWN
-from rca_llm.trace import Timeline
 from tests.traced import environment, texts, trace_code
 
 _USES = """
@@ -219,9 +218,10 @@ def test_request_scopes_follow_tasks_threads_and_processes(tmp_path: Path) -> No
     done = trace_code(tmp_path, _FOLLOW)
     assert (done.status, done.stderr) == (0, "")
     timeline = done.timeline()
-    names = texts(timeline, "ranges", "name")
-    requests = texts(timeline, "ranges", "request")
-    spans = {n: r for n, r in zip(names, requests, strict=True) if n is not None and " " in n}
+    names, kinds, requests = (texts(timeline, "ranges", key) for key in ("name", "kind", "request"))
+    # Other kinds are what the probes see of Python itself, which depends on the machine.
+    rows = zip(names, kinds, requests, strict=True)
+    spans = {str(name): request for name, kind, request in rows if kind == "host"}
     assert len(spans) >= 12
     assert {name: str(request) for name, request in spans.items()} == {
         name: name.split()[1] for name in spans
@@ -286,9 +286,8 @@ def test_steps_hold_their_batch(tmp_path: Path) -> None:
 def test_garbage_collections_are_spans(tmp_path: Path) -> None:
     code = "import gc\nkeep = [[] for _ in range(300_000)]\ngc.collect()\n"
     timeline = trace_code(tmp_path, code).timeline()
-    kinds = texts(timeline, "ranges", "kind")
-    assert "gc" in kinds
-    assert set(texts(timeline, "ranges", "name")) == {"gc"}
+    rows = zip(texts(timeline, "ranges", "name"), texts(timeline, "ranges", "kind"), strict=True)
+    assert {name for name, kind in rows if kind == "gc"} == {"gc"}
 
 
 @pytest.mark.parametrize("name", ["probe", "span", "record", "request", "step"])
