@@ -12,6 +12,7 @@ import pytest
 
 import rca_llm
 from rca_llm.table import UNKNOWN
+from rca_llm.trace import Timeline
 from tests.traced import environment, texts, trace_code
 
 _USES = """
