@@ -50,7 +50,7 @@ def garbage_collection(case: Case) -> Hint | None:
     charge = case.charge(("scheduling.gc",), records.as_spans(felt))
     if (charge.share or 0) < limits["latency_share"]:
         return None
-    worst = max(felt, key=lambda span: span.ns)
+    worst = max(_costliest(felt), key=lambda span: span.ns)
     rank, every = records.rank_of(case, worst.process, worst.recording), _period(felt)
     where = "the process" if rank is None else f"rank {rank}"
     often = f", every {time(every)}" if every else ""
@@ -69,6 +69,16 @@ def garbage_collection(case: Case) -> Hint | None:
             "growing": _growing(felt),
         },
     )
+
+
+def _costliest(found: list[Span]) -> list[Span]:
+    """The pauses of the process that was stopped longest in all."""
+    total: dict[tuple[int, int], int] = {}
+    for span in found:
+        owner = (id(span.recording), span.process)
+        total[owner] = total.get(owner, 0) + span.ns
+    owner = max(total, key=lambda key: total[key])
+    return [span for span in found if (id(span.recording), span.process) == owner]
 
 
 def _period(found: list[Span]) -> int | None:
