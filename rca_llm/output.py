@@ -25,7 +25,7 @@ def check_target(target: Path, *, force: bool, inputs: Iterable[str] = ()) -> No
         raise RcaError("-: this output is a file, not standard output; give its path")
     if target.is_dir() and not _is_export(target):
         raise RcaError(f"{target}: is a folder that no export wrote; will not replace it")
-    if _is_special(target):
+    if is_special(target):
         return
     if any(os.path.realpath(path) == os.path.realpath(target) for path in inputs):
         raise RcaError(f"{target}: is an input; will not overwrite it")
@@ -40,9 +40,9 @@ def _is_export(folder: Path) -> bool:
     return all(path.is_dir() or path.suffix in _EXPORTED for path in folder.rglob("*"))
 
 
-def _is_special(target: Path) -> bool:
+def is_special(path: str | os.PathLike[str]) -> bool:
     """Whether a path leads to a device, a pipe or a socket."""
-    return target.exists() and not target.is_file() and not target.is_dir()
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def write(target: Path, produce: Callable[[Path], None], *, force: bool) -> None:
@@ -53,7 +53,7 @@ def write(target: Path, produce: Callable[[Path], None], *, force: bool) -> None
     """
     check_target(target, force=force)
     try:
-        if _is_special(target):
+        if is_special(target):
             _pass_on(target, produce)
         else:
             _replace(Path(os.path.realpath(target)), produce)

@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from rca_llm.errors import RcaError
+from rca_llm.output import is_special
 
 HEAD = 1 << 16
 """Bytes of an input, decompressed, that a reader sees to recognise it."""
@@ -66,7 +66,7 @@ def source(path: str | os.PathLike[str]) -> Source:
     try:
         if _is_directory(name):
             return Source(name, directory=True)
-        if _is_special(name):
+        if is_special(name):
             raise RcaError(
                 f"{name}: is a pipe, a socket or a device; give a file, which is read twice"
             )
@@ -85,18 +85,7 @@ def entries(directory: str) -> list[str]:
     except OSError as error:
         raise RcaError(f"{directory}: cannot be listed: {error}") from None
     shown = (path for path in found if not path.rstrip("/").rsplit("/", 1)[-1].startswith("."))
-    return sorted(path for path in shown if not _is_special(path))
-
-
-def _is_special(path: str) -> bool:
-    """Whether a local path leads to what cannot be read more than once, if it ever ends."""
-    if is_url(path):
-        return False
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return sorted(path for path in shown if not is_special(path))
 
 
 def _listed(directory: str) -> list[str]:
