@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from rca_llm import align, readers
 from rca_llm.attribute import clocks
 from rca_llm.attribute import job as jobs
+from rca_llm.attribute.collective_names import PAIRWISE
 from rca_llm.attribute.collective_parts import Part
 from rca_llm.attribute.collectives import Collective, summary_row
 from rca_llm.attribute.job import Job
-from rca_llm.attribute.matching import PAIRWISE
 from rca_llm.report import build
 from rca_llm.table import NO_TEXT, UNKNOWN, Table, known
 from rca_llm.trace import TABLES, Clock, Timeline, Trace

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rca_llm import intervals
+from rca_llm.attribute.collective_names import OPERATIONS
 from rca_llm.attribute.links import among, link
 from rca_llm.attribute.parts import CODE
 from rca_llm.attribute.ranks import Rank
@@ -20,22 +21,15 @@ _OP_IN_NAME = re.compile(
     r"|broadcast|send_?recv|reduce|barrier|\b(?:notify_?|a2a_?)?(?:dispatch|combine)",
     re.I,
 )
-_OPS = {
-    "allreduce": "all_reduce",
+_OPS = OPERATIONS | {
     "crossdevicereduce": "all_reduce",
     "quickreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "sendrecv": "send_recv",
-    "reduce": "reduce",
-    "barrier": "barrier",
     "dispatch": "dispatch",
     "combine": "combine",
 }
-"""Operations by what names hold. Experts' dispatch and combine are no all-to-all here: a rank may
-leave them before all have come, and so they tell nothing of clocks."""
+"""Operations by what names hold, those of engines' own kernels too. Experts' dispatch and combine
+are no all-to-all here: a rank may leave them before all have come, and so they tell nothing of
+clocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from functools import cached_property
 import numpy as np
 
 from rca_llm.attribute import device
+from rca_llm.attribute.collective_names import PAIRWISE
 from rca_llm.attribute.collective_parts import Part
 from rca_llm.attribute.device import Activity
-from rca_llm.attribute.matching import PAIRWISE, matched
+from rca_llm.attribute.matching import matched
 from rca_llm.attribute.members import members
 from rca_llm.attribute.parts import CODE
 from rca_llm.table import UNKNOWN

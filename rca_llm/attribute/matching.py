@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from rca_llm.attribute.collective_names import PAIRWISE
 from rca_llm.attribute.collective_parts import Part
 
 SYMMETRIC = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
 """Operations that no rank can leave before every rank has come."""
-
-PAIRWISE = frozenset(("send", "recv", "send_recv"))
-"""Operations between two ranks of a communicator."""
 
 IMPOSSIBLE_SHARE = 0.1
 """Kernels matched by order are not of one communicator where more than this share of them has a

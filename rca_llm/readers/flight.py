@@ -19,10 +19,10 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
+from rca_llm.attribute.collective_names import element_type
 from rca_llm.attribute.members import listed
 from rca_llm.errors import UnreadableInput
 from rca_llm.readers.files import Source
-from rca_llm.readers.kineto_collectives import TYPES
 from rca_llm.readers.mending import mend
 from rca_llm.table import UNKNOWN, Table
 from rca_llm.trace import COLLECTIVES, PARTIAL, Header, Input, Timeline, Trace
@@ -190,7 +190,7 @@ def _size(entry: dict[str, Any], op: str, ranks: int) -> tuple[int, str | None]:
     """The bytes of one rank's part, and the type."""
     side = "output" if any(name in op for name in _RECEIVED) else "input"
     dtype = next((str(one).lower() for one in _list(entry.get(f"{side}_dtypes"))), "")
-    name, width = TYPES.get(dtype, (dtype or None, 0))
+    name, width = element_type(dtype or None)
     shapes = [_list(shape) for shape in _list(entry.get(f"{side}_sizes"))]
     plain = all(isinstance(n, int) for shape in shapes for n in shape)
     if not width or not shapes or not plain:

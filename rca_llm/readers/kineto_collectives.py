@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 import numpy as np
 
+from rca_llm.attribute.collective_names import element_type, operation
 from rca_llm.readers.exact import ints
 from rca_llm.readers.kineto_events import Columns, CommArgs, decode_comm
 from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Strings, Table
 from rca_llm.trace import COLLECTIVES, KERNEL, Timeline
-
-TYPES = {
-    "bfloat16": ("bf16", 2),
-    "half": ("fp16", 2),
-    "float": ("fp32", 4),
-    "double": ("fp64", 8),
-    "byte": ("uint8", 1),
-    "char": ("int8", 1),
-    "short": ("int16", 2),
-    "int": ("int32", 4),
-    "long": ("int64", 8),
-    "bool": ("bool", 1),
-    "float8_e4m3fn": ("fp8_e4m3", 1),
-    "float8_e5m2": ("fp8_e5m2", 1),
-}
-"""The short name and size in bytes of each of torch's types."""
-
-_OPS = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "barrier": "barrier",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "send": "send",
-    "recv": "recv",
-}
-"""Operations by what torch's names of them hold, longest words first where one holds another."""
 
 
 def collectives(columns: Columns, comms: Columns | None, timeline: Timeline) -> Table:
@@ -93,17 +62,15 @@ def _described(timeline: Timeline, kernel: int, call: int) -> CommArgs:
 
 
 def _descriptions(said: list[CommArgs], strings: Strings) -> Columns:
-    dtypes = [TYPES.get(str(one.dtype).lower()) for one in said]
+    types = [element_type(_text(one.dtype)) for one in said]
     sizes = ints([one.group_size for one in said])
     return {
         "comm": strings.codes(_text(one.group) for one in said),
-        "op": strings.codes(_op(one.op) for one in said),
+        "op": strings.codes(operation(_text(one.op)) for one in said),
         "seq": ints([one.seq for one in said]),
         "group_size": sizes,
-        "dtype": strings.codes(
-            dtype[0] if dtype else _text(one.dtype) for one, dtype in zip(said, dtypes, strict=True)
-        ),
-        "bytes": _bytes(said, (dtype[1] if dtype else None for dtype in dtypes), sizes),
+        "dtype": strings.codes(name for name, _ in types),
+        "bytes": _bytes(said, (width for _, width in types), sizes),
     }
 
 
@@ -115,18 +82,11 @@ def _bytes(said: list[CommArgs], widths: Iterable[int | None], sizes: Ints) -> I
         known = [int(count) for count in counts if count != UNKNOWN]
         if width is None or not known:
             values.append(UNKNOWN)
-        elif _op(one.op) == "all_to_all":
+        elif operation(_text(one.op)) == "all_to_all":
             values.append(max(known) * width // max(int(ranks), 1))
         else:
             values.append(min(known) * width)
     return np.array(values, np.int64)
-
-
-def _op(name: object) -> str | None:
-    """The operation in the contract's spelling; torch's own where that has none."""
-    text = _text(name)
-    letters = re.sub("[^a-z]", "", (text or "").lower())
-    return next((ours for theirs, ours in _OPS.items() if theirs in letters), text)
 
 
 def _text(value: object) -> str | None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rca_llm.readers.nccl_plans import NO_PLAN, OPS, PAIRWISE, Plan, Told, agreed, exchange_op
+from rca_llm.attribute.collective_names import OPERATIONS, PAIRWISE, operation, operation_in
+from rca_llm.readers.nccl_plans import NO_PLAN, Plan, Told, agreed, exchange_op
 from rca_llm.readers.nccl_rows import COMM, PEER_RANK, RANKS, SIZE, Call
 from rca_llm.table import Array, Ints, known
 from rca_llm.trace import KERNEL, Timeline
 
 _KERNEL = re.compile(r"\bnccl(?:Dev)?Kernel|\bncclSym")
-_OP_IN_KERNEL = re.compile("AllReduce|AllGather|ReduceScatter|SendRecv|Broadcast|Reduce")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ def _kernel_ops(timeline: Timeline, names: Array) -> dict[int, str | None]:
     for code in np.unique(names).tolist():
         text = timeline.text(code) or ""
         if _KERNEL.search(text):
-            match = _OP_IN_KERNEL.search(text)
-            found[code] = OPS[match.group()] if match else None
+            found[code] = operation_in(text)
     return found
 
 
@@ -140,7 +139,7 @@ def _kernel_op(plan: Plan) -> str | None:
 
 def _codes(ops: Iterable[str | None]) -> Ints:
     """Operations as numbers, -1 for one that nobody knows."""
-    numbers = {op: number for number, op in enumerate(sorted({*OPS.values()}))}
+    numbers = {op: number for number, op in enumerate(sorted({*OPERATIONS.values()}))}
     return np.array([-1 if op is None else numbers.get(op, -2) for op in ops], np.int64)
 
 
@@ -230,8 +229,7 @@ def _told(calls: Sequence[Call], ranks: Mapping[int, int]) -> Told:
         for name, call in zip(names, calls, strict=True):
             sides[name].add(call.numbers.get(PEER_RANK, -1))
         return Told(_hex(comm), exchange_op(sides, size), max(sizes), ranks=size)
-    op = agreed(names)
-    return Told(_hex(comm), OPS.get(op or "", op), sum(sizes), ranks=size)
+    return Told(_hex(comm), operation(agreed(names)), sum(sizes), ranks=size)
 
 
 def _hex(comm: int | None) -> str | None:

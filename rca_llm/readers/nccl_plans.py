@@ -9,46 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from rca_llm.attribute.collective_names import PAIRWISE, element_type, operation
 from rca_llm.readers.nccl_rows import CAPTURED, PEER
 from rca_llm.table import Array
 from rca_llm.trace import Timeline
-
-_WAY = ("func", "algo", "proto")
-_TYPES = {
-    "Int8": ("int8", 1),
-    "Uint8": ("uint8", 1),
-    "Int32": ("int32", 4),
-    "Uint32": ("uint32", 4),
-    "Int64": ("int64", 8),
-    "Uint64": ("uint64", 8),
-    "Float16": ("fp16", 2),
-    "Half": ("fp16", 2),
-    "Bfloat16": ("bf16", 2),
-    "Float32": ("fp32", 4),
-    "Float": ("fp32", 4),
-    "Float64": ("fp64", 8),
-    "Double": ("fp64", 8),
-    "Float8e4m3": ("fp8_e4m3", 1),
-    "Float8e5m2": ("fp8_e5m2", 1),
-}
-"""The short name and the size in bytes of NCCL's types, without its prefix."""
-
-OPS = {
-    "AllReduce": "all_reduce",
-    "AllGather": "all_gather",
-    "ReduceScatter": "reduce_scatter",
-    "AlltoAll": "all_to_all",
-    "Broadcast": "broadcast",
-    "Bcast": "broadcast",
-    "Reduce": "reduce",
-    "Gather": "gather",
-    "Scatter": "scatter",
-    "Send": "send",
-    "Recv": "recv",
-    "SendRecv": "send_recv",
-}
-"""Operations by NCCL's names of them."""
-PAIRWISE = ("send", "recv", "send_recv")
 
 
 @dataclass(frozen=True)
@@ -113,8 +77,7 @@ def _comm(task: np.void) -> str:
 
 def _type(timeline: Timeline, code: Any) -> tuple[str | None, int | None]:
     """The short name and the size of a type by NCCL's name of it."""
-    text = _text(timeline, code)
-    return _TYPES.get((text or "").removeprefix("nccl"), (text, None))
+    return element_type(_text(timeline, code))
 
 
 def _size(timeline: Timeline, task: np.void) -> int | None:
@@ -144,10 +107,9 @@ def _collective(timeline: Timeline, tasks: Array) -> Told:
         for name in ("func", "algo", "proto")
     }
     sizes = [_size(timeline, task) for task in tasks]
-    func = texts["func"]
     return Told(
         agreed(_comm(task) for task in tasks),
-        OPS.get(func or "", func),
+        operation(texts["func"]),
         None if None in sizes else sum(size or 0 for size in sizes),
         _positive(tasks[0]["seq"]),
         agreed(_dtype(timeline, task) for task in tasks),

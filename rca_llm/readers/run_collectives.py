@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rca_llm.attribute.collective_names import element_type
 from rca_llm.probes import format as layout
 from rca_llm.readers.segments import Codes, Segment, coded
 from rca_llm.table import UNKNOWN, Ints, Mask, Strings, Table
@@ -45,12 +46,8 @@ def _said(path: str) -> tuple[str, int, str | None]:
     """Communicator, number of ranks and type."""
     comm, _, rest = path.rpartition("|")
     comm, _, size = comm.rpartition("|")
-    return comm, int(size) if size.isdigit() else UNKNOWN, _TYPES.get(rest, rest or None)
+    return comm, int(size) if size.isdigit() else UNKNOWN, element_type(rest or None)[0]
 
 
 def _or_unknown(values: Ints, told: Mask) -> Ints:
     return np.where(told, values, UNKNOWN)
-
-
-_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
-"""The contract's names of torch's types, where they differ."""
