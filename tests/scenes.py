@@ -74,6 +74,12 @@ class Scene(Builder):
         for t in tokens:
             self.row("tokens", request=id, t=t)
 
+    def meet(self, seq: int, start: int, end: int, **more: Any) -> None:
+        """This rank's part in a collective, an all-reduce of 1 MiB unless told otherwise."""
+        told = {"comm": "tp", "op": "all_reduce", "bytes": 1 << 20, "device": 0}
+        where = {"rank": self.timeline.header.rank, "process": PROCESS}
+        self.row("collectives", seq=seq, start=start, end=end, **where | told | more)
+
     def state(self, state: str, start: int, end: int, thread: int = THREAD) -> None:
         """What a thread did for a while."""
         where = {"process": PROCESS, "thread": thread}

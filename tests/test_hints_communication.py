@@ -35,18 +35,7 @@ def ranks(
             end = done + 4 * MS
             scene.step(i, t, end, R="decode" if i else "prefill")
             scene.work(GEMM, t, t + 5 * MS)
-            scene.row(
-                "collectives",
-                comm="tp",
-                op="all_reduce",
-                seq=i,
-                rank=rank,
-                process=1,
-                device=0,
-                bytes=size,
-                start=arrive,
-                end=done,
-            )
+            scene.meet(i, arrive, done, bytes=size)
             scene.work("add_kernel", done, end)
             t = end
             tokens.append(t)
@@ -111,19 +100,7 @@ def launch_bound(lag: Callable[[int], int], *, told: bool = True, steps: int = 1
                 issued = [begin + (i + 1) * 300 * US, begin + (i + 1) * 300 * US + lag(i)]
                 start, done = max(issued[rank] + 5 * US, done), max(issued) + 25 * US
                 row = {"issued": issued[rank]} if told else {}
-                scene.row(
-                    "collectives",
-                    **row,
-                    comm="tp",
-                    op="all_reduce",
-                    seq=8 * step + i,
-                    rank=rank,
-                    process=1,
-                    device=0,
-                    bytes=1 << 20,
-                    start=start,
-                    end=done,
-                )
+                scene.meet(8 * step + i, start, done, **row)
             scene.step(step, begin, begin + 9 * MS, R="decode" if step else "prefill")
             scene.work("add_kernel", begin + 8 * MS, begin + 9 * MS)
         scene.request("R", 0, [step * PERIOD + 9 * MS for step in range(steps)])
@@ -286,17 +263,7 @@ def experts(times: Sequence[int], steps: int = 12) -> list[Scene]:
             done = t + max(times) + 200 * US
             scene.step(i, t, done + 2 * MS, R="decode" if i else "prefill")
             scene.work("fused_moe_kernel", t, t + own)
-            scene.row(
-                "collectives",
-                comm="ep",
-                op="all_to_all",
-                seq=i,
-                rank=rank,
-                process=1,
-                device=0,
-                start=t + own,
-                end=done,
-            )
+            scene.meet(i, t + own, done, comm="ep", op="all_to_all")
             scene.work(GEMM, done, done + 2 * MS)
             t = done + 2 * MS
             tokens.append(t)

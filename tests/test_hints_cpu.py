@@ -79,17 +79,7 @@ def test_a_straggler_without_any_device() -> None:
             own = 80 * MS if rank else 40 * MS
             scene.step(i, start, start + PERIOD, R="decode" if i else "prefill")
             scene.span("compute", start, start + own, name="forward")
-            scene.row(
-                "collectives",
-                comm="tp",
-                op="all_reduce",
-                seq=i,
-                rank=rank,
-                process=1,
-                bytes=1 << 20,
-                start=start + own,
-                end=meet,
-            )
+            scene.meet(i, start + own, meet, device=-1)
             scene.span("compute", meet, start + PERIOD, name="forward")
     scenes[0].request("R", 0, [(i + 1) * PERIOD for i in range(20)])
     found = hint(job(*scenes), "R05")

@@ -104,18 +104,7 @@ def test_ends_of_collectives_tell_that_clocks_differ(skew: int, fires: bool) -> 
         for i in range(30):
             start = i * PERIOD + rank * skew
             scene.work(GEMM, start, start + 5 * MS)
-            scene.row(
-                "collectives",
-                comm="tp",
-                op="all_reduce",
-                seq=i,
-                rank=rank,
-                process=1,
-                device=0,
-                bytes=1 << 20,
-                start=start + 5 * MS,
-                end=start + 6 * MS,
-            )
+            scene.meet(i, start + 5 * MS, start + 6 * MS)
         scenes.append(scene)
     scenes[1].timeline.findings.clear()
     summary = job(*scenes)

@@ -115,18 +115,7 @@ def ranks(late: int) -> list[Scene]:
             if rank:
                 scene.span("gc", t, begin, name="gc gen 2")
             scene.work(GEMM, begin, arrive)
-            scene.row(
-                "collectives",
-                comm="tp",
-                op="all_reduce",
-                seq=i,
-                rank=rank,
-                process=1,
-                device=0,
-                bytes=1 << 20,
-                start=arrive,
-                end=done,
-            )
+            scene.meet(i, arrive, done)
             call = begin + 20 * US
             scene.launch(GEMM, (call, call + 5 * US), (done, end))
             t = end
