@@ -7,10 +7,8 @@ the same decoder under torch.profiler and under Nsight Systems; beside each the 
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import shutil
-import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,20 +18,10 @@ import pytest
 
 from rca_llm import readers
 from rca_llm.report import build
+from tests.nccl_truth import calls, checks
+from tests.nccl_truth.truth import Findings, recording, truths
 
 DATA = Path(__file__).parent / "data/h200x2"
-CHECKER = Path(__file__).parent.parent / "benchmarks/gpu/nccl_check.py"
-
-
-@pytest.fixture(scope="module")
-def checker() -> Any:
-    """The benchmark's own checker."""
-    spec = importlib.util.spec_from_file_location("nccl_check", CHECKER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["nccl_check"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +44,10 @@ def inputs(folder: Path, name: str) -> tuple[Path, list[Path]]:
     return truth, [folder / ("nsys.sqlite" if name == "nsys" else f"{name}.rca")]
 
 
-def failed(checker: Any, folder: Path, what: str, name: str) -> list[str]:
+def failed(folder: Path, what: str, name: str) -> list[str]:
     """The checks that do not hold."""
     truth, paths = inputs(folder, name)
-    found = checker.CHECKS[what](checker.recording(paths), checker.truths(truth))
+    found = checks.CHECKS[what](recording(paths), truths(truth))
     return [f"{c['name']}: {c['found']} for {c['wanted']}" for c in found.checks if not c["ok"]]
 
 
@@ -74,18 +62,16 @@ def failed(checker: Any, folder: Path, what: str, name: str) -> list[str]:
         ("tp-names", "nsys"),
     ],
 )
-def test_a_recording_says_what_the_program_did(
-    checker: Any, unpacked: Path, what: str, name: str
-) -> None:
-    assert failed(checker, unpacked, what, name) == []
+def test_a_recording_says_what_the_program_did(unpacked: Path, what: str, name: str) -> None:
+    assert failed(unpacked, what, name) == []
 
 
 @pytest.mark.parametrize("name", ["delays", "contention"])
-def test_the_way_that_nccl_was_told_to_take(checker: Any, unpacked: Path, name: str) -> None:
+def test_the_way_that_nccl_was_told_to_take(unpacked: Path, name: str) -> None:
     truth, paths = inputs(unpacked, name)
-    recorded, told = checker.recording(paths), checker.truths(truth)
-    found = checker.Findings()
-    checker.expect(
+    recorded, told = recording(paths), truths(truth)
+    found = Findings()
+    calls.expect(
         found, recorded, told, *{"delays": ("PROTO", "LL"), "contention": ("ALGO", "RING")}[name]
     )
     assert found.told()["failed"] == []
@@ -95,14 +81,14 @@ def test_the_release_of_nccl_is_known(unpacked: Path) -> None:
     assert readers.load(unpacked / "tp.rca").timelines[0].header.nccl == "2.28.9"
 
 
-def test_sizes_come_from_payloads_in_an_nsys_export(checker: Any, unpacked: Path) -> None:
+def test_sizes_come_from_payloads_in_an_nsys_export(unpacked: Path) -> None:
     """Of every eager call; a replayed graph makes none."""
     truth, paths = inputs(unpacked, "nsys")
-    found = checker.Findings()
-    checker.compare_calls(found, checker.recording(paths), checker.truths(truth), False)
+    found = Findings()
+    calls.compare_calls(found, recording(paths), truths(truth), False)
     told = sum(
         len(phase["calls"]) if phase["mode"] == "eager" else len(phase["calls"]) // 10
-        for rank in checker.truths(truth)
+        for rank in truths(truth)
         for phase in rank.phases
     )
     assert found.facts["calls"]["bytes"] == told
@@ -135,21 +121,19 @@ def without_plugin(run: Path, folder: Path) -> Path:
 
 
 def test_without_the_plugin_payloads_give_sizes_of_eager_calls(
-    checker: Any, unpacked: Path, tmp_path: Path
+    unpacked: Path, tmp_path: Path
 ) -> None:
     run = without_plugin(unpacked / "tp.rca", tmp_path)
     counts = readers.load(run).timelines[0].header.extra["nccl"]
     assert counts["by_plugin"] == 0 < counts["by_nvtx"]
-    found = checker.check_model(
-        checker.recording([run]), checker.truths(unpacked / "tp.truth"), sizes_known=False
-    )
+    found = checks.check_model(recording([run]), truths(unpacked / "tp.truth"), sizes_known=False)
     assert found.told()["failed"] == []
 
 
-def test_it_is_known_when_a_collective_was_issued(checker: Any, unpacked: Path) -> None:
+def test_it_is_known_when_a_collective_was_issued(unpacked: Path) -> None:
     """By the plugin, or by the launch; of a graph only where launches are recorded."""
     for name, in_graphs in (("tp", True), ("delays", False)):
-        recorded = checker.recording([unpacked / f"{name}.rca"])
+        recorded = recording([unpacked / f"{name}.rca"])
         gpu = recorded.trace.timelines[0]["gpu"]
         parts = [part for one in recorded.job.collectives for part in one.parts]
         parts = [part for part in parts if part.gpu_row >= 0]
