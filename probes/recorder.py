@@ -94,18 +94,17 @@ class Recorder(Room):
     __slots__ = (
         "_block",
         "_busy",
-        "_end",
         "_header",
         "_next_id",
         "_size",
         "_stopped",
         "_views",
         "path",
-    ) + (() if fast else ("at", "ids", "kinds", "last", "marks", "spans", "words"))
+    ) + (() if fast else ("at", "end", "ids", "kinds", "last", "marks", "spans", "words"))
 
     def __init__(self, path: str, header: bytes) -> None:
         self.path = path
-        self.at = self.last = self._end = self._size = 0
+        self.at = self.last = self.end = self._size = 0
         self._next_id = 1
         self._busy = self._stopped = False
         self._views: list[ref[memoryview]] = []
@@ -114,7 +113,7 @@ class Recorder(Room):
         self._block[8 : len(header)] = header[8:]
         self._block[:8] = header[:8]
         self.at = layout.HEADER_BYTES // 8
-        self.last = min(self.at + GATE_WORDS, self._end)
+        self.last = min(self.at + GATE_WORDS, self.end)
         self.spans: dict[str, int] = {}
         self.marks: dict[str, int] = {}
         self.ids = Names(self)
@@ -139,7 +138,7 @@ class Recorder(Room):
         self._views.append(ref(self.words))
         self._size += size
         self.at = 0
-        self._end = size // 8
+        self.end = size // 8
 
     def _let_go(self) -> None:
         """Keep the current block mapped for ever if closing it could close a file of the program.
@@ -156,9 +155,9 @@ class Recorder(Room):
 
     def refill(self) -> bool:
         """Look at the gate and let the fast paths go on; whether they may write the next cell."""
-        if not gate[0] or (self.at >= self._end and not self._grow(layout.CELL_BYTES)):
+        if not gate[0] or (self.at >= self.end and not self._grow(layout.CELL_BYTES)):
             return False
-        self.last = min(self.at + GATE_WORDS, self._end)
+        self.last = min(self.at + GATE_WORDS, self.end)
         return True
 
     def reserve(self, cells: int) -> tuple[memoryview[int], int] | None:
@@ -171,14 +170,18 @@ class Recorder(Room):
     def reserve_always(self, cells: int) -> tuple[memoryview[int], int] | None:
         """As ``reserve``, but with the gate shut too (names, facts about the process)."""
         need = cells * WORDS_A_CELL
-        if self.at + need > self._end and not self._grow(need * 8):
+        if self.at + need > self.end and not self._grow(need * 8):
             return None
         # No call between these lines: a signal handler or the collector may record in a call.
         words = self.words
         at = self.at
         self.at = end = at + need
-        self.last = min(end + GATE_WORDS, self._end)
+        self.last = min(end + GATE_WORDS, self.end)
         return words, at
+
+    def place(self, at: int) -> int:
+        """The cell at word ``at`` of the current block, counted from the first of the file."""
+        return (self._size // 8 - len(self.words) + at) // WORDS_A_CELL
 
     def _grow(self, need: int) -> bool:
         # Busy: the garbage collector or a signal handler came in while this thread was growing.
@@ -199,7 +202,7 @@ class Recorder(Room):
     def _stop(self, number: int) -> None:
         """End recording of this thread for good, and leave why in the header."""
         self._stopped = True
-        self.last = self._end = -1
+        self.last = self.end = -1
         self.lose(number)
 
     def lose(self, number: int) -> None:
@@ -216,7 +219,7 @@ class Recorder(Room):
     def release(self) -> None:
         """Make every mapped block unwritable: in a forked child they are the parent's."""
         self._stopped = True
-        self.last = self._end = -1
+        self.last = self.end = -1
         for view in self._views:
             words = view()
             if words is not None:
@@ -344,6 +347,8 @@ def start(directory: str) -> bool:
         finally:
             os.close(descriptor)
         run = directory
+        if fast:
+            fast.watch_gate(gate)
         os.register_at_fork(after_in_child=_after_fork)
         _open_main()
         return True

@@ -7,14 +7,19 @@
 #include <pthread.h>
 #include <structmember.h>
 
-#include "clock.h"
+#include "counter_clock.h"
 #include "format.h"
 
 #ifdef Py_GIL_DISABLED
 #error "the fast paths rely on the GIL; without it the Python recorder is used"
 #endif
 
-enum { WORDS_A_CELL = RCA_CELL_BYTES / 8, FREE_SPANS = 64, KNOWN = 64 };
+enum {
+    WORDS_A_CELL = RCA_CELL_BYTES / 8,
+    GATE_WORDS = 32 * WORDS_A_CELL, /* as in recorder.py */
+    FREE_SPANS = 64,
+    KNOWN = 64,
+};
 
 #define FAILED ((int64_t)RCA_FLAG_ERROR << 40)
 
@@ -28,6 +33,7 @@ typedef struct Known {
 typedef struct Room {
     PyObject_HEAD
     Py_ssize_t at, last; /* the next free word, and where the gate is looked at again */
+    Py_ssize_t end;      /* of the block, in words; -1: nothing more is written */
     int64_t *words;
     PyObject *view; /* the memoryview that `words` points into */
     PyObject *spans, *marks, *ids, *kinds;
@@ -36,7 +42,8 @@ typedef struct Room {
 
 typedef struct Span {
     PyObject_HEAD
-    PyObject *view; /* keeps the block mapped */
+    vectorcallfunc call; /* what `with` calls, on entry and on exit */
+    PyObject *view;      /* keeps the block mapped */
     int64_t *cell;
     unsigned generation;
 } Span;
@@ -44,8 +51,16 @@ typedef struct Span {
 /* Counts forks: in a child every recorder and span from before belongs to the parent. */
 static unsigned generation;
 
-static _Thread_local Room *here; /* kept alive by the list of recorders in Python */
-static _Thread_local unsigned here_generation;
+/* A thread's recorder, kept alive by the list of recorders in Python. */
+typedef struct Own {
+    Room *room;
+    unsigned generation;
+} Own;
+
+static _Thread_local Own own;
+
+static const volatile unsigned char *gate; /* first byte of the control file: 1 record */
+static PyObject *gate_view;                /* keeps it mapped */
 
 static PyObject *slow_span, *slow_record, *off, *request_variable, *refill_name, *faults;
 static PyInterpreterState *home; /* what is static here serves one interpreter */
@@ -110,7 +125,7 @@ static int room_clear(Room *self)
     forget(self->known_marks);
     forget(self->known_kinds);
     self->words = NULL;
-    self->last = -1;
+    self->last = self->end = -1;
     Py_CLEAR(self->view);
     Py_CLEAR(self->spans);
     Py_CLEAR(self->marks);
@@ -131,6 +146,7 @@ static void room_dealloc(Room *self)
 static PyMemberDef room_members[] = {
     {"at", T_PYSSIZET, offsetof(Room, at), 0, NULL},
     {"last", T_PYSSIZET, offsetof(Room, last), 0, NULL},
+    {"end", T_PYSSIZET, offsetof(Room, end), 0, NULL},
     {"spans", T_OBJECT_EX, offsetof(Room, spans), 0, NULL},
     {"marks", T_OBJECT_EX, offsetof(Room, marks), 0, NULL},
     {"ids", T_OBJECT_EX, offsetof(Room, ids), 0, NULL},
@@ -168,14 +184,14 @@ static PyObject *span_enter(Span *self, PyObject *unused)
 {
     (void)unused;
     if (self->generation == generation)
-        __atomic_store_n(&self->cell[0], clock_monotonic(), __ATOMIC_RELAXED);
+        __atomic_store_n(&self->cell[0], counter_clock(), __ATOMIC_RELAXED);
     return Py_NewRef((PyObject *)self);
 }
 
 static PyObject *span_exit(Span *self, PyObject *const *arguments, Py_ssize_t count)
 {
     if (self->generation == generation) {
-        __atomic_store_n(&self->cell[1], clock_monotonic(), __ATOMIC_RELAXED);
+        __atomic_store_n(&self->cell[1], counter_clock(), __ATOMIC_RELAXED);
         if (count > 0 && arguments[0] != Py_None)
             self->cell[3] |= FAILED;
     }
@@ -194,32 +210,107 @@ static void span_dealloc(Span *self)
     Py_DECREF(type);
 }
 
+/* A span stands for its own `__enter__` and `__exit__`, and knows by the number of arguments which
+ * of them is called: `with` would allocate a bound method for each, a third of a span's price. */
+static PyObject *span_call(PyObject *span, PyObject *const *arguments, size_t flagged,
+                           PyObject *keywords)
+{
+    Py_ssize_t count = PyVectorcall_NARGS(flagged);
+    if (!count && !keywords)
+        return span_enter((Span *)span, NULL);
+    if (count == 3 && !keywords)
+        return span_exit((Span *)span, arguments, count);
+    PyErr_SetString(PyExc_TypeError, "a span is no function: with span(name): ...");
+    return NULL;
+}
+
 static PyMethodDef span_methods[] = {
     {"__enter__", (PyCFunction)span_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void *)span_exit, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef span_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Span, call), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+/* What lies in the type as `__enter__` and as `__exit__`: asked of a span it gives the span, asked of
+ * the type (contextlib.ExitStack) the method. */
+typedef struct Side {
+    PyObject_HEAD
+    PyObject *method;
+} Side;
+
+static PyObject *side_get(Side *self, PyObject *span, PyObject *type)
+{
+    (void)type;
+    return Py_NewRef(span ? span : self->method);
+}
+
+static void side_dealloc(Side *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    Py_CLEAR(self->method);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot side_slots[] = {
+    {Py_tp_descr_get, side_get},
+    {Py_tp_dealloc, side_dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec side_spec = {
+    .name = "_recorder.Side",
+    .basicsize = sizeof(Side),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = side_slots,
+};
+
+/* Puts a side in the place of each method; whether that worked. */
+static int put_sides(PyTypeObject *span)
+{
+    PyTypeObject *type = (PyTypeObject *)PyType_FromSpec(&side_spec);
+    int done = type != NULL;
+    for (PyMethodDef *method = span_methods; done && method->ml_name; method++) {
+        Side *side = PyObject_New(Side, type);
+        if (side)
+            side->method = PyDescr_NewMethod(span, method);
+        done = side && side->method &&
+               !PyObject_SetAttrString((PyObject *)span, method->ml_name, (PyObject *)side);
+        Py_XDECREF(side);
+    }
+    Py_XDECREF(type);
+    return done;
+}
+
 static PyType_Slot span_slots[] = {
     {Py_tp_doc, "A span whose cell is reserved: entering stores the start, leaving the end."},
     {Py_tp_dealloc, span_dealloc},
-    {Py_tp_methods, span_methods},
+    {Py_tp_members, span_members},
+    {Py_tp_call, PyVectorcall_Call},
     {0, NULL},
 };
 
 static PyType_Spec span_spec = {
     .name = "_recorder.Span",
     .basicsize = sizeof(Span),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_VECTORCALL,
     .slots = span_slots,
 };
 
 static Span *new_span(void)
 {
-    if (!free_count)
-        return PyObject_New(Span, span_type);
-    Span *self = free_spans[--free_count];
-    Py_SET_REFCNT((PyObject *)self, 1);
+    if (free_count) {
+        Span *self = free_spans[--free_count];
+        Py_SET_REFCNT((PyObject *)self, 1);
+        return self;
+    }
+    Span *self = PyObject_New(Span, span_type);
+    if (self)
+        self->call = span_call;
     return self;
 }
 
@@ -283,7 +374,7 @@ static inline int recall(Known *known, PyObject *words, PyObject *text, int64_t 
 }
 
 /* Word 2 of a cell: the request, that of the scope where none is given, and the kind. */
-static int add_request(Call *call, int64_t *word)
+static inline int add_request(Room *here, Call *call, int64_t *word)
 {
     PyObject *scope = NULL;
     int known = 1;
@@ -302,12 +393,15 @@ static int add_request(Call *call, int64_t *word)
  * Python code that ran in between (a signal handler of the program) has raised. */
 enum { NOTHING = -1, RAISED = -2 };
 
-static int has_room(void)
+static int refill(Room *here)
 {
-    if (!here || here_generation != generation)
-        return 0;
-    if (here->at < here->last)
+    if (gate && !*gate)
+        return NOTHING;
+    if (gate && here->at < here->end) {
+        Py_ssize_t next = here->at + GATE_WORDS;
+        here->last = next < here->end ? next : here->end;
         return 1;
+    }
     PyObject *more = PyObject_CallMethodNoArgs((PyObject *)here, refill_name);
     int room = more ? PyObject_IsTrue(more) : 0;
     Py_XDECREF(more);
@@ -318,8 +412,22 @@ static int has_room(void)
     return here->at < here->last ? room : more ? NOTHING : 0;
 }
 
+static inline int has_room(Room *here)
+{
+    if (!here)
+        return 0;
+    return here->at < here->last ? 1 : refill(here);
+}
+
+/* The calling thread's recorder, NULL where it has none. */
+static inline Room *own_room(void)
+{
+    const Own *mine = &own; /* asking for its address is a call */
+    return mine->generation == generation ? mine->room : NULL;
+}
+
 /* Reserves a cell; nothing between this and its last store runs Python code. */
-static int64_t *next_cell(void)
+static inline int64_t *next_cell(Room *here)
 {
     int64_t *cell = here->words + here->at;
     here->at += WORDS_A_CELL;
@@ -334,16 +442,17 @@ static PyObject *fast_span(PyObject *module, PyObject *const *arguments, Py_ssiz
     int64_t middle = 0, last = 0;
     if (!parse(&call, arguments, count, keywords, 1))
         return PyObject_Vectorcall(slow_span, arguments, (size_t)count, keywords);
-    int room = has_room();
+    Room *here = own_room();
+    int room = has_room(here);
     if (room < 0)
         return room == RAISED ? NULL : Py_NewRef(off);
     if (!room || !recall(here->known_spans, here->spans, call.name, &last) ||
-        !add_request(&call, &middle))
+        !add_request(here, &call, &middle))
         return PyObject_Vectorcall(slow_span, arguments, (size_t)count, keywords);
     Span *made = new_span();
     if (!made)
         return NULL;
-    int64_t *cell = next_cell();
+    int64_t *cell = next_cell(here);
     made->view = Py_NewRef(here->view);
     made->cell = cell;
     made->generation = generation;
@@ -358,16 +467,17 @@ static PyObject *fast_record(PyObject *module, PyObject *const *arguments, Py_ss
     (void)module;
     Call call = {0};
     int64_t middle = 0, last = 0;
-    int room = parse(&call, arguments, count, keywords, 0) ? has_room() : 0;
+    Room *here = own_room();
+    int room = parse(&call, arguments, count, keywords, 0) ? has_room(here) : 0;
     if (room == RAISED)
         return NULL;
     if (room < 0)
         Py_RETURN_NONE;
     if (!room || !recall(here->known_marks, here->marks, call.name, &last) ||
-        !add_request(&call, &middle))
+        !add_request(here, &call, &middle))
         return PyObject_Vectorcall(slow_record, arguments, (size_t)count, keywords);
-    int64_t *cell = next_cell();
-    cell[0] = clock_monotonic();
+    int64_t *cell = next_cell(here);
+    cell[0] = counter_clock();
     cell[2] = middle;
     __atomic_store_n(&cell[3], last, __ATOMIC_RELEASE);
     Py_RETURN_NONE;
@@ -382,8 +492,19 @@ static PyObject *adopt(PyObject *module, PyObject *recorder)
     Py_XDECREF(type);
     if (fits < 0)
         return NULL;
-    here = fits ? (Room *)recorder : NULL;
-    here_generation = generation;
+    own = (Own){fits ? (Room *)recorder : NULL, generation};
+    Py_RETURN_NONE;
+}
+
+static PyObject *watch_gate(PyObject *module, PyObject *view)
+{
+    (void)module;
+    if (!PyMemoryView_Check(view) || PyMemoryView_GET_BUFFER(view)->len < 1) {
+        PyErr_SetString(PyExc_TypeError, "the gate must be a memoryview");
+        return NULL;
+    }
+    Py_XSETREF(gate_view, Py_NewRef(view));
+    gate = PyMemoryView_GET_BUFFER(view)->buf;
     Py_RETURN_NONE;
 }
 
@@ -416,6 +537,7 @@ static PyMethodDef functions[] = {
      "record(name, request=None, **numbers)\n--\n\n"
      "Mark this instant; as `rca_llm.probes.span.record`."},
     {"adopt", adopt, METH_O, "Make a recorder that of the calling thread."},
+    {"watch_gate", watch_gate, METH_O, "Look at this memoryview whether to record."},
     {"watch_requests", watch_requests, METH_NOARGS, "Look for request scopes from here on."},
     {"prepare", prepare, METH_VARARGS,
      "Take the slow span and record, OFF, the variable, and what recording itself may raise."},
@@ -438,9 +560,10 @@ PyMODINIT_FUNC PyInit__recorder(void)
     PyObject *room = PyType_FromSpec(&room_spec);
     span_type = (PyTypeObject *)PyType_FromSpec(&span_spec);
     refill_name = PyUnicode_InternFromString("refill");
-    if (!module || !room || !span_type || !refill_name ||
+    if (!module || !room || !span_type || !refill_name || !put_sides(span_type) ||
         PyModule_AddObject(module, "Room", room) < 0)
         return NULL;
+    counter_prepare();
     pthread_atfork(NULL, NULL, in_child);
     return module;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -171,3 +172,64 @@ def test_wrong_calls_raise_as_in_python(
     fast, _ = run(fast_probes, tmp_path / "fast", code)
     slow, _ = run(slow_probes, tmp_path / "slow", code)
     assert fast == slow == "TypeError\n" * 3
+
+
+@pytest.mark.clocks
+def test_times_are_those_of_the_one_clock_and_never_go_back(
+    fast_probes: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import sys\n"
+        "from time import perf_counter_ns as now, sleep\n"
+        "span = sys.modules['_rca_llm_probes'].span\n"
+        "around = []\n"
+        "for i in range(20000):\n"
+        "    before = now()\n"
+        "    with span('timed'): pass\n"
+        "    around.append((before, now()))\n"
+        "    if i % 4000 == 0: sleep(0.02)\n"
+        "print(around)"
+    )
+    said, folder = run(fast_probes, tmp_path / "run", code)
+    (segment,) = read_run(folder)
+    spans = [cell for cell in segment.of(layout.SPAN) if segment.names[cell.e] == "timed"]
+    around: list[tuple[int, int]] = json.loads(said.replace("(", "[").replace(")", "]"))
+    assert len(spans) == len(around) == 20000
+    told = [time for cell in spans for time in (cell.a, cell.b)]
+    assert told == sorted(told)
+    outside = sorted(
+        max(before - cell.a, cell.b - after, 0)
+        for cell, (before, after) in zip(spans, around, strict=True)
+    )
+    # Times between two looks at the clock are calculated: nearly all lie between its own.
+    assert outside[len(outside) * 99 // 100] <= 100
+
+
+def test_a_span_is_a_context_manager_in_every_way(
+    fast_probes: Path, slow_probes: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import contextlib, sys\n"
+        "span = sys.modules['_rca_llm_probes'].span\n"
+        "with contextlib.ExitStack() as stack:\n"
+        "    print(stack.enter_context(span('stack')) is not None)\n"
+        "by_hand = span('by hand')\n"
+        "print(by_hand.__enter__() is by_hand, by_hand.__exit__(None, None, None))\n"
+        "of_type = span('of the type')\n"
+        "print(type(of_type).__enter__(of_type) is of_type)\n"
+        "print(type(of_type).__exit__(of_type, None, None, None))\n"
+        "with contextlib.suppress(KeyError), span('raised'):\n"
+        "    {}[1]\n"
+        "try:\n"
+        "    @span('no decorator')\n"
+        "    def function(): pass\n"
+        "except TypeError: print('TypeError')\n"
+        "for name in ('closed twice', 'closed twice'):\n"
+        "    twice = span(name)\n"
+        "    with twice: pass\n"
+        "    with twice: pass\n"
+    )
+    fast, in_c = run(fast_probes, tmp_path / "fast", code)
+    slow, in_python = run(slow_probes, tmp_path / "slow", code)
+    assert fast == slow == "True\nTrue None\nTrue\nNone\nTypeError\n"
+    assert everything(in_c) == everything(in_python)
