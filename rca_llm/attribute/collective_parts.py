@@ -66,7 +66,7 @@ class Part:
 def parts_of(timeline: Timeline, gpu_parts: Ints, rank: Rank) -> list[Part]:
     """A rank's collectives by start; `gpu_parts` is the part of every `gpu` row."""
     table = timeline["collectives"]
-    rows = np.flatnonzero(_belongs(table, rank, timeline))
+    rows = np.flatnonzero(_belongs(table, rank))
     kernel_of = _kernels(timeline, rank, table["correlation"][rows], table["start"][rows])
     bare = _undescribed(timeline, gpu_parts, rank, kernel_of)
     gpu_rows = np.concatenate([kernel_of, bare])
@@ -144,7 +144,7 @@ def _issued(timeline: Timeline, gpu_rows: Ints, rows: Ints) -> Ints:
 _NUMBERS = ("seq", "bytes", "group_size", "waited_from")
 
 
-def _belongs(table: Table, rank: Rank, timeline: Timeline) -> Ints:
+def _belongs(table: Table, rank: Rank) -> Ints:
     """The records of a rank: of its number where they state one, else of its processes."""
     stated = known(table["rank"])
     mine = among(table["process"], [*rank.processes, UNKNOWN])

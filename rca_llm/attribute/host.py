@@ -167,7 +167,7 @@ def _explain_thread(
     layers = [telling, _computing(records, gaps, thread), rest]
     if engine not in (NO_THREAD, thread):
         layers.append(_recorded(records, gaps, engine))
-    layers.append(_running(records, gaps, thread))
+    layers.append(_running(records, thread))
     low, high = int(gaps[0][0]), int(gaps[1][-1])
     pieces, _ = intervals.overlay(layers, low, high)
     label = np.where(pieces.label == NO_PART, CODE["scheduling.other"], pieces.label)
@@ -217,7 +217,7 @@ def _computing(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pi
     return Pieces(begins, ends, np.full(len(begins), CODE["compute.cpu"], np.int64))
 
 
-def _running(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:
+def _running(records: HostRecords, thread: int) -> Pieces:
     owner, start, end = records.running
     mine = owner == thread
     begins, ends = intervals.union(start[mine], end[mine])

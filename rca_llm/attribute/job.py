@@ -49,8 +49,3 @@ def attribute(timelines: Sequence[Timeline]) -> Job:
 def world_size(timelines: Sequence[Timeline]) -> int | None:
     """How many ranks the files say the job has, None where none does."""
     return max((t.header.world_size or 0 for t in timelines), default=0) or None
-
-
-def collective_rows(job: Job) -> list[dict[str, object]]:
-    """The contract's `collectives` rows, by start."""
-    return [comm.summary_row(collective) for collective in job.collectives]

@@ -20,6 +20,7 @@ from rca_llm.errors import UnreadableInput
 from rca_llm.readers import cupti_raw
 from rca_llm.readers.demangle import demangled
 from rca_llm.readers.files import Source
+from rca_llm.readers.segments import Codes, coded, packed_rows
 from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Table
 from rca_llm.trace import (
     API,
@@ -35,8 +36,6 @@ from rca_llm.trace import (
     Timeline,
     Trace,
 )
-
-Codes = NDArray[np.int32]
 
 (
     ROW_KERNEL,
@@ -132,19 +131,14 @@ class Rows:
 
         Rows of an unknown kind, or shorter than this version knows, are passed over.
         """
-        dtype = ROWS.get(kind)
-        if dtype is None or row_bytes < dtype.itemsize:
-            return
-        count = len(payload) // row_bytes
-        wide = np.frombuffer(payload, np.uint8, count * row_bytes).reshape(count, row_bytes)
-        rows = np.zeros(count, dtype)
-        rows.view(np.uint8).reshape(count, dtype.itemsize)[:] = wide[:, : dtype.itemsize]
-        self.append(kind, rows, codes)
+        rows = packed_rows(payload, row_bytes, ROWS.get(kind))
+        if rows is not None:
+            self.append(kind, rows, codes)
 
     def append(self, kind: int, rows: Array, codes: Codes) -> None:
         """Append rows whose `name` is an index into `codes`; the rows are changed."""
         if kind in _NAMED and len(rows):
-            rows["name"] = codes[np.minimum(rows["name"], len(codes) - 1)].astype(np.uint32)
+            rows["name"] = coded(codes, rows["name"]).astype(np.uint32)
         self.parts.setdefault(kind, []).append(rows)
 
     def of(self, kind: int) -> Array:

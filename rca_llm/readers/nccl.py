@@ -26,8 +26,8 @@ def add_rows(timeline: Timeline, rows: Rows, process: int) -> None:
     """
     work = Work.of(timeline, process)
     plans = plans_of(timeline, rows.all_tasks())
-    by_plugin = linked(timeline, work, plans)
-    by_nvtx = from_calls(timeline, work, rows.calls)
+    by_plugin = linked(work, plans)
+    by_nvtx = from_calls(work, rows.calls)
     _count(timeline, rows, plans, by_plugin, by_nvtx)
     found = {**by_nvtx, **by_plugin}
     if found:

@@ -20,8 +20,10 @@ _KERNEL = re.compile(r"\bnccl(?:Dev)?Kernel|\bncclSym")
 
 @dataclass(frozen=True)
 class Work:
-    """The NCCL kernels of a process by start; `row` leads to `gpu`, `launch` and `thread` are -1
-    where no call was recorded."""
+    """The NCCL kernels of a process by start.
+
+    `row` leads to `gpu`; `launch` and `thread` are -1 where no call was recorded.
+    """
 
     row: Ints
     start: Ints
@@ -78,7 +80,7 @@ def _launches(timeline: Timeline, process: int, correlation: Ints) -> tuple[Ints
     )
 
 
-def linked(timeline: Timeline, work: Work, plans: Sequence[Plan]) -> dict[int, Told]:
+def linked(work: Work, plans: Sequence[Plan]) -> dict[int, Told]:
     """What the plugin tells of each kernel, by its place in `work`."""
     eager = np.flatnonzero(~known(work.node))
     waiting = [plan for plan in plans if not plan.captured]
@@ -149,28 +151,25 @@ def _in_graphs(work: Work, plans: Sequence[Plan]) -> dict[int, Told]:
     A graph takes the first run of captured plans with its operations that no earlier graph took;
     its nodes have one number in their upper half.
     """
-    found: dict[int, Told] = {}
-    nodes: dict[int, str | None] = {}
-    for place in np.flatnonzero(known(work.node)).tolist():
-        nodes[int(work.node[place])] = work.op[place]
+    places: list[int] = np.flatnonzero(known(work.node)).tolist()
+    node_of = {place: int(work.node[place]) for place in places}
+    ops = {node: work.op[place] for place, node in node_of.items()}
     graphs: dict[int, list[int]] = defaultdict(list)
-    for node in sorted(nodes):
+    for node in sorted(ops):
         graphs[node >> 32].append(node)
     told: dict[int, Told] = {}
     at = 0
     for own in graphs.values():
-        begin = _first_run([nodes[node] for node in own], plans, at)
+        begin = _first_run([ops[node] for node in own], plans, at)
         if begin is None:
             continue
         at = begin + len(own)
         told |= {node: plan.told for node, plan in zip(own, plans[begin:at], strict=True)}
-    for place in np.flatnonzero(known(work.node)).tolist():
-        if int(work.node[place]) in told:
-            found[place] = told[int(work.node[place])]
-    return found
+    return {place: told[node] for place, node in node_of.items() if node in told}
 
 
 def _first_run(ops: Sequence[str | None], plans: Sequence[Plan], at: int) -> int | None:
+    """Where, from `at` on, plans with these operations follow each other; None where nowhere."""
     for begin in range(at, len(plans) - len(ops) + 1):
         chosen = plans[begin : begin + len(ops)]
         if all(op in (None, _kernel_op(plan)) for op, plan in zip(ops, chosen, strict=True)):
@@ -178,7 +177,7 @@ def _first_run(ops: Sequence[str | None], plans: Sequence[Plan], at: int) -> int
     return None
 
 
-def from_calls(timeline: Timeline, work: Work, calls: Sequence[Call]) -> dict[int, Told]:
+def from_calls(work: Work, calls: Sequence[Call]) -> dict[int, Told]:
     """What NVTX ranges tell of the kernels that were launched inside them, or at a group's end."""
     ranks = {
         call.numbers[COMM]: call.numbers[RANKS]

@@ -8,16 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rca_llm.probes import format as layout
-from rca_llm.readers.cupti import Codes
-from rca_llm.readers.segments import Segment
+from rca_llm.readers.segments import Codes, Segment, coded, packed_rows
 from rca_llm.table import Array, Ints
 
 ROW_TASK, ROW_CHANNEL = 32, 33
 """Kinds of rows, as `RowKind` in `probes/native/rows.h`."""
 
 _TEXTS = ("comm_name", "func", "datatype", "asked_type", "algo", "proto")
-
-_WAY = ("func", "algo", "proto")
 
 TASK = np.dtype(
     [(name, "<u8") for name in ("start", "end", "launch", "comm", "count")]
@@ -42,13 +39,11 @@ CAPTURED = 2
 DOMAIN = "NCCL"
 """The NVTX domain of NCCL's own ranges."""
 
-COMM, SIZE, ROOT, PEER_RANK, RANKS, RANK = (
+COMM, SIZE, PEER_RANK, RANKS = (
     "NCCL communicator ID",
     "Message size [bytes]",
-    "Root",
     "Peer rank",
     "No. of ranks",
-    "Rank",
 )
 """The fields of NCCL's NVTX payloads that are read, as NCCL names them."""
 
@@ -74,18 +69,14 @@ class Rows:
 
     def add(self, kind: int, row_bytes: int, payload: bytes | memoryview, codes: Codes) -> None:
         """Append a BUFFER cell's rows; `codes` translates NAME ids. Other kinds are passed over."""
-        dtype = _LAYOUTS.get(kind)
-        if dtype is None or row_bytes < dtype.itemsize:
+        rows = packed_rows(payload, row_bytes, _LAYOUTS.get(kind))
+        if rows is None:
             return
-        count = len(payload) // row_bytes
-        wide = np.frombuffer(payload, np.uint8, count * row_bytes).reshape(count, row_bytes)
-        rows = np.zeros(count, dtype)
-        rows.view(np.uint8).reshape(count, dtype.itemsize)[:] = wide[:, : dtype.itemsize]
         if kind == ROW_CHANNEL:
             self.channels.append(rows)
             return
         for name in _TEXTS:
-            rows[name] = codes[np.minimum(rows[name], len(codes) - 1)].astype(np.uint32)
+            rows[name] = coded(codes, rows[name]).astype(np.uint32)
         self.tasks.append(rows)
 
     def all_tasks(self) -> Array:

@@ -46,7 +46,7 @@ def add(export: Export, timeline: Timeline) -> None:
         kinds["threads"].append(_events(export, chunk, type == _THREAD_NAME))
         kinds["domains"].append(_events(export, chunk, type == _DOMAIN))
     found = {kind: _joined(parts) for kind, parts in kinds.items()}
-    timeline.add("ranges", _ranges(export, found["ranges"], _domains(export, found["domains"])))
+    timeline.add("ranges", _ranges(export, found["ranges"], _domains(found["domains"])))
     timeline.add("marks", _marks(export, found["marks"]))
     timeline.add("threads", _thread_names(found["threads"]))
 
@@ -86,7 +86,7 @@ def _joined(parts: list[_Events]) -> _Events:
     return _Events(*(np.concatenate(column) for column in columns))
 
 
-def _domains(export: Export, events: _Events) -> dict[tuple[int, int], int]:
+def _domains(events: _Events) -> dict[tuple[int, int], int]:
     """The name of each domain of each process: a domain's number means nothing elsewhere."""
     keys = zip(process(events.tid).tolist(), events.domain.tolist(), strict=True)
     return dict(zip(keys, events.name.tolist(), strict=True))

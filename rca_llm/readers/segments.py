@@ -84,6 +84,22 @@ def coded(codes: Codes, ids: Array) -> Codes:
     return codes[np.minimum(ids, len(codes) - 1)]
 
 
+def packed_rows(
+    payload: bytes | memoryview, row_bytes: int, dtype: np.dtype[np.void] | None
+) -> Array | None:
+    """The rows of a BUFFER cell's payload; None for an unknown kind, or rows cut short.
+
+    What a newer collector appends to its rows is passed over.
+    """
+    if dtype is None or row_bytes < dtype.itemsize:
+        return None
+    count = len(payload) // row_bytes
+    wide = np.frombuffer(payload, np.uint8, count * row_bytes).reshape(count, row_bytes)
+    rows = np.zeros(count, dtype)
+    rows.view(np.uint8).reshape(count, dtype.itemsize)[:] = wide[:, : dtype.itemsize]
+    return rows
+
+
 def parse(name: str, data: bytes | bytearray | memoryview) -> Segment | None:
     """The segment in a file's content; None where not even its header is whole."""
     view = memoryview(data)
