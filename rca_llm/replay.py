@@ -33,6 +33,9 @@ from rca_llm.table import UNKNOWN, Array, Ints, known
 CLOSE_NS = 10_000
 """Work that starts this soon after other work has ended, and after nothing else, waited for it."""
 
+QUEUED_NS = 2_000
+"""Where no call was recorded, work that starts this soon after the work before it was queued."""
+
 Floats = NDArray[np.float64]
 
 NO_OP = -1
@@ -208,16 +211,22 @@ def _work(job: Job) -> Work:
     before = _before(table["rank"], table["stream"])
     other = _followed(table, before)
     chain = _numbered(table["rank"], table.pop("stream"))
-    table["called"] = _asked_for(table, before, other)
+    table["called"] = _asked_for(table, before, other, _closest(job)[table["rank"]])
     return Work(**table, before=before, other=other, chain=chain)
 
 
-def _asked_for(table: Mapping[str, Ints], before: Ints, other: Ints) -> Ints:
+def _closest(job: Job) -> Ints:
+    """For every rank, after what pause work must have been asked for, ns."""
+    called = [len(r.timeline["api"]) > 0 or not r.on_gpu for r, _ in job.ranks]
+    return np.where(called, CLOSE_NS, QUEUED_NS).astype(np.int64)
+
+
+def _asked_for(table: Mapping[str, Ints], before: Ints, other: Ints, closest: Ints) -> Ints:
     """When each was launched; work that comes after a pause and has no launch, when it began."""
     low = np.iinfo(np.int64).min
     ended = np.append(table["end"], low)
     last = np.maximum(ended[before], ended[other])
-    paused = (last > low) & (table["start"] - np.maximum(last, low + CLOSE_NS) > CLOSE_NS)
+    paused = (last > low) & (table["start"] - np.maximum(last, low + CLOSE_NS) > closest)
     return np.where(~known(table["called"]) & paused, table["start"], table["called"])
 
 

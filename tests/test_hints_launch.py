@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.scenes import GEMM, MS, US, S, Scene, hint, ids
-from tests.timelines import THREAD
+from tests.timelines import THREAD, findings
 
 PERIOD = 10 * MS
 
@@ -14,7 +14,7 @@ def eager(
     kernels: int = 400, kernel: int = 10 * US, gap: int = 10 * US, *, steps: int = 12, call: int = 0
 ) -> Scene:
     """Steps of small kernels; before each the host takes `gap`, launching in all of it."""
-    scene, t, tokens = Scene(), 0, []
+    scene, t, tokens = Scene(), 0, list[int]()
     call = call or gap
     for i in range(steps):
         start = t
@@ -58,6 +58,127 @@ def test_without_records_of_the_host_it_is_only_possible() -> None:
     assert "ossible" in found["title"]
 
 
+def uncalled(scene: Scene, state: str | None = "running") -> Scene:
+    """The same with the calls of its thread left out, as in the default mode, and its state."""
+    scene.rows.pop("api", None)
+    for row in scene.rows["gpu"]:
+        row.pop("correlation", None)
+    end = scene.rows["requests"][0]["finished"]
+    scene.span(None, 0, end, name="engine loop")
+    if state:
+        scene.state(state, 0, end)
+    return scene
+
+
+def test_launching_is_possible_by_kernels_alone() -> None:
+    summary = uncalled(eager()).summary()
+    found = hint(summary, "R03")
+    assert found["confidence"] == "low"
+    assert found["title"].startswith("Possible: ")
+    assert found["evidence"]["launches_per_step"] == 400
+    assert found["evidence"]["idle_share"] == pytest.approx(0.5)
+    assert found["evidence"]["calls_recorded"] is False
+    assert found["saving_ns"] == pytest.approx(12 * 400 * 10 * US, rel=0.01)
+    assert any("--gpu full" in text for text in found["advice"])
+    assert [row["count"] for row in findings(summary, "calls_not_recorded")] == [12 * 400]
+
+
+def graphs(scene: Scene) -> Scene:
+    for row in scene.rows["gpu"]:
+        row["graph_node"] = 1
+    return scene
+
+
+def spanned(scene: Scene, kind: str, share: float) -> Scene:
+    """With spans of a kind over a share of every gap."""
+    for row in scene.rows["gpu"]:
+        lasting = round(10 * US * share)
+        scene.span(kind, row["start"] - lasting, row["start"])
+    return scene
+
+
+def reading(scene: Scene, every: int, gap: int) -> Scene:
+    """Every so many kernels, a copy of 4 bytes to the host and a longer gap."""
+    moved = 0
+    for n, row in enumerate(scene.rows["gpu"][:]):
+        row["start"], row["end"] = row["start"] + moved, row["end"] + moved
+        if n % every == every - 1:
+            scene.copy(1, row["end"], row["end"] + 2 * US, bytes=4)
+            moved += gap
+    return scene
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        uncalled(eager(), state=None),
+        uncalled(eager(), state="blocked"),
+        uncalled(graphs(eager())),
+        uncalled(eager(kernels=190)),
+        uncalled(eager(kernel=25 * US)),
+        uncalled(spanned(eager(), "gc", 0.5)),
+        uncalled(spanned(eager(), "file", 0.5)),
+    ],
+    ids=["nothing known", "blocked", "graphs", "190 kernels", "29 % idle", "collections", "files"],
+)
+def test_kernels_alone_do_not_tell_of_launching(scene: Scene) -> None:
+    assert "R03" not in ids(scene.summary())
+
+
+def reads(
+    gap: int, other: int = 5 * US, *, size: int = 4, last: bool = False, called: bool = False
+) -> Scene:
+    """Steps of ten kernels of 1 ms; after each (`last`: the last) a copy, and `gap` until the next.
+
+    Without copies the gap is `other`. No calls are recorded unless `called`.
+    """
+    scene, t, tokens = Scene(), 0, list[int]()
+    for i in range(12):
+        start = t
+        for n in range(10):
+            scene.kernel(GEMM, t, t + 1 * MS)
+            t += 1 * MS
+            if not last or n == 9:
+                scene.copy(1, t, t + 2 * US, bytes=size)
+            t += gap if not last or n == 9 else other
+        scene.step(i, start, t, R="decode" if i else "prefill")
+        tokens.append(t)
+    if called:
+        scene.api("cudaLaunchKernel", 0, 1 * US)
+    scene.request("R", 0, tokens)
+    scene.state("running", 0, t)
+    return scene
+
+
+def test_reads_inside_steps_are_possible_by_copies_alone() -> None:
+    summary = reads(60 * US).summary()
+    found = hint(summary, "R15")
+    assert found["confidence"] == "low"
+    assert found["evidence"]["median_gap_ns"] == 58 * US
+    assert found["saving_ns"] == pytest.approx(12 * 9 * 58 * US, rel=0.02)
+    assert any("--gpu full" in text for text in found["advice"])
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        reads(20 * US),
+        reads(60 * US, size=1 << 20),
+        reads(60 * US, last=True),
+        reads(60 * US, called=True),
+        reading(uncalled(eager(kernel=30 * US)), 10, 3 * US),
+    ],
+    ids=["2 % idle", "large copies", "the step's end", "calls were recorded", "gaps everywhere"],
+)
+def test_copies_alone_do_not_tell_of_waits(scene: Scene) -> None:
+    assert "R15" not in ids(scene.summary())
+
+
+def test_gaps_after_reads_are_not_launching_too() -> None:
+    summary = reading(uncalled(eager(kernel=30 * US, gap=4 * US)), 1, 12 * US).summary()
+    assert "R03" not in ids(summary)
+
+
 def test_replayed_graphs_are_not_launched_one_by_one() -> None:
     scene = eager()
     for row in scene.rows["gpu"]:
@@ -86,7 +207,7 @@ def test_gaps_that_a_starved_thread_explains_are_not_launching() -> None:
 
 def mixed(eager_batch: int, eager_ns: int, steps: int = 30) -> Scene:
     """Graph steps of eight requests, and every third step eager with more requests."""
-    scene, t, tokens = Scene(), 0, []
+    scene, t, tokens = Scene(), 0, list[int]()
     for i in range(steps):
         large = i % 3 == 2
         lasting, batch = (eager_ns, eager_batch) if large else (PERIOD, 8)

@@ -11,6 +11,7 @@ from rca_llm.attribute.requests import Life
 from rca_llm.hints import (
     communication,
     copies,
+    drains,
     efficiency,
     gates,
     host,
@@ -30,6 +31,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     gates,
     queueing,
     host,
+    drains,
     launch,
     communication,
     copies,

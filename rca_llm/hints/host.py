@@ -8,21 +8,18 @@ import re
 import numpy as np
 
 from rca_llm import intervals
-from rca_llm.attribute.codes import ALLOC, COPY_SYNC, SYNC
-from rca_llm.attribute.device import busy_rows
+from rca_llm.attribute.codes import ALLOC, SYNC
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.hints import records
-from rca_llm.hints.case import Case, Loss, Spans, rank_rows, used
+from rca_llm.hints.case import Case, Spans, rank_rows, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.records import Span
 from rca_llm.hints.wording import name, percent, plural, time
-from rca_llm.intervals import Pieces
 from rca_llm.summary.ranges import marked
 from rca_llm.summary.stats import percentile
-from rca_llm.table import Array, Ints, Mask, Table, known
-from rca_llm.trace import MEMCPY
+from rca_llm.table import Ints, Mask, Table, known
 
 _GENERATION = re.compile(r"gen(?:eration)?\W{0,3}(\d)", re.I)
 
@@ -252,7 +249,7 @@ class _Between:
 
 def _between_steps(case: Case, number: int) -> _Between:
     recording, partition = case.job.ranks[number]
-    first, last = _first_and_last_work(recording, partition.step_of)
+    first, last = records.first_and_last_work(recording, partition.step_of)
     places = case.steady(number)
     places = places[last[partition.steps[places]] > 0]
     if len(places) < 2:
@@ -266,17 +263,6 @@ def _between_steps(case: Case, number: int) -> _Between:
     told = int(case.in_windows(number, ("scheduling.host",), spans).sum())
     other = int(case.in_windows(number, ("scheduling.other",), spans).sum())
     return _Between(told + other, told, period, len(rows), spans)
-
-
-def _first_and_last_work(recording: Recording, step_of: Ints) -> tuple[Ints, Ints]:
-    """When the device work of every step begins and ends; 0 for steps without."""
-    gpu, size = recording.timeline["gpu"], len(recording.steps)
-    rows = np.flatnonzero((step_of >= 0) & known(gpu["start"]) & busy_rows(gpu))
-    latest = np.iinfo(np.int64).max
-    first, last = np.full(size, latest, np.int64), np.zeros(size, np.int64)
-    np.minimum.at(first, step_of[rows], gpu["start"][rows])
-    np.maximum.at(last, step_of[rows], gpu["end"][rows])
-    return np.where(first == latest, 0, first), last
 
 
 _WHOLE_STEP = 0.8
@@ -414,167 +400,6 @@ def _detokenise(case: Case) -> Hint | None:
 def _after_first(case: Case, id: str) -> int:
     row = case.request_rows[id]
     return int(row["latency_ns"] or 0) - int(row["ttft_ns"] or 0)
-
-
-@rule(
-    "R15",
-    "SYNC-BLOCK",
-    "scheduling",
-    Stage.LAUNCH,
-    idle=True,
-    disproof="launches that were queued before the synchronisation and run right after it",
-)
-def synchronisation(case: Case) -> Hint | None:
-    """A synchronisation inside a step drains the device.
-
-    Symptom: calls that block the host for `step_share` of the steps, each followed by more launches
-    of the same step and by an idle device. A wait at the end of a step is none. Source: threads
-    C52, C53, C73. Disproof: no gap after the call.
-    """
-    limits = case.limits("R15")
-    found = [_drains(case, number) for number in range(len(case.job.ranks))]
-    best = max(found, key=lambda one: one.blocked.ns, default=None)
-    if best is None or not best.calls or best.blocked.share < limits["step_share"]:
-        return None
-    parts = _DRAINED if best.blocked.steps else _DRAINED[:2]
-    gaps, charge = case.of_steps(parts, best.gaps), case.charge(parts, best.gaps)
-    if gaps.share < limits["gap_share"] or not charge.ns:
-        return None
-    where = f" in range {name(best.range)}" if best.range else ""
-    tiny = ", each after a copy of a few bytes" if best.tiny * 2 > best.calls else ""
-    return Hint(
-        f"{name(best.call)}{where} blocks {time(best.blocked.ns)} and drains the GPU"
-        f" ({plural(best.calls, 'call')}{tiny})",
-        "medium" if best.blocked.steps else "low",
-        charge,
-        {
-            "call": best.call,
-            "range": best.range,
-            "calls": best.calls,
-            "blocked_ns": best.blocked.ns,
-            "step_ns": best.blocked.total,
-            "step_share": best.blocked.share,
-            "gap_ns": gaps.ns,
-            "calls_after_tiny_copy": best.tiny,
-        },
-    )
-
-
-_DRAINED = (*("scheduling.sync", "scheduling.launch", "scheduling.host", "scheduling.other"),)
-"""What the device's idle time after a synchronisation can be charged as."""
-
-TINY = 4096
-"""Bytes of a copy that only brings a scalar to the host."""
-
-
-class _Drains:
-    """Synchronisations of one rank inside steps that are followed by an idle device."""
-
-    def __init__(self, blocked: Loss, calls: int, gaps: Spans, call: str, tiny: int) -> None:
-        self.blocked, self.calls, self.gaps = blocked, calls, gaps
-        self.call, self.tiny = call, tiny
-        self.range: str | None = None
-
-
-def _drains(case: Case, number: int) -> _Drains:
-    member = case.job.ranks[number]
-    recording, partition = member
-    api, total = recording.timeline["api"], case.of_steps(()).total
-    rows = _blocking_calls(member)
-    idle_after = _gap_after(member, rows)
-    gap_end = idle_after[1]
-    inside = _same_step(member, rows, gap_end)
-    rows, begin, end = rows[inside], idle_after[0][inside], gap_end[inside]
-    steady = _in_steps(member, partition.steps[case.steady(number)], rows)
-    lasting = int((api["end"] - api["start"])[rows[steady]].sum())
-    name_code = _most_common(api["name"][rows])
-    call = recording.timeline.strings[name_code] if len(rows) else ""
-    tiny = int(_after_tiny_copy(recording, rows).sum())
-    blocked = Loss(lasting, total or partition.rank.span, len(partition.steps))
-    found = _Drains(blocked, len(rows), (begin, end), call, tiny)
-    found.range = _range_around(member, rows)
-    return found
-
-
-def _blocking_calls(member: Member) -> Ints:
-    """Rows of `api` that wait for the device: synchronisations, and copies of a few bytes."""
-    recording, _ = member
-    api, gpu, linked = recording.timeline["api"], recording.timeline["gpu"], recording.links.api_row
-    size = np.zeros(len(api), np.int64)
-    copies = np.flatnonzero((linked >= 0) & (gpu["kind"] == MEMCPY) & known(gpu["bytes"]))
-    np.maximum.at(size, linked[copies], gpu["bytes"][copies])
-    tiny = (recording.calls == COPY_SYNC) & (size <= TINY)
-    rows = np.flatnonzero(((recording.calls == SYNC) | tiny) & rank_rows(member, api))
-    return rows[np.argsort(api["start"][rows], kind="stable")]
-
-
-def _gap_after(member: Member, rows: Ints) -> tuple[Ints, Ints]:
-    """The idle time of the devices around the end of each call; empty where they are busy."""
-    recording, partition = member
-    api, activity = recording.timeline["api"], partition.activity
-    busy = intervals.union(activity.start, activity.end)
-    at = api["end"][rows]
-    following = np.searchsorted(busy[0], at, "right")
-    before = np.append(busy[1], partition.rank.start)[following - 1]
-    after = np.append(busy[0], partition.rank.end)[following]
-    begin = np.maximum(before, api["start"][rows])
-    has_next = following < len(busy[0])
-    idle = has_next & (before <= at)
-    return np.where(idle, begin, at), np.where(idle, after, at)
-
-
-def _same_step(member: Member, rows: Ints, gap_end: Ints) -> Mask:
-    """Which calls are followed, after a gap, by device work of the step they were made in."""
-    recording, partition = member
-    api, steps = recording.timeline["api"], partition.steps
-    gap = gap_end > api["end"][rows]
-    if not len(steps):
-        return gap
-    starts, ends = recording.steps.start[steps], recording.steps.end[steps]
-    place = np.searchsorted(starts, api["start"][rows], "right") - 1
-    last_work = _first_and_last_work(recording, partition.step_of)[1][steps]
-    inside = (place >= 0) & (api["start"][rows] < ends[place])
-    return np.asarray(gap & inside & (gap_end < last_work[place]))
-
-
-def _in_steps(member: Member, chosen: Ints, rows: Ints) -> Mask:
-    """Which calls start in some steps; all where there are none."""
-    recording, partition = member
-    if not len(chosen):
-        return np.ones(len(rows), bool)
-    spans = intervals.union(recording.steps.start[chosen], partition.step_end[chosen])
-    pieces = Pieces(*spans, np.zeros(len(spans[0]), np.int64))
-    return np.asarray(intervals.at(pieces, recording.timeline["api"]["start"][rows]) >= 0)
-
-
-def _most_common(values: Array) -> int:
-    found, counts = np.unique(values, return_counts=True)
-    return int(found[np.argmax(counts)]) if len(found) else -1
-
-
-def _after_tiny_copy(recording: Recording, rows: Ints) -> Mask:
-    """Which calls end after a copy of at most `TINY` bytes as the last device record."""
-    gpu, api = recording.timeline["gpu"], recording.timeline["api"]
-    place = np.searchsorted(gpu["start"], api["end"][rows], "right") - 1
-    size = gpu["bytes"][np.maximum(place, 0)] if len(gpu) else np.zeros(len(rows), np.int64)
-    copies = gpu["kind"][np.maximum(place, 0)] == MEMCPY if len(gpu) else np.zeros(len(rows), bool)
-    return np.asarray((place >= 0) & copies & known(size) & (size <= TINY))
-
-
-def _range_around(member: Member, rows: Ints) -> str | None:
-    """The innermost range, on the calling thread, around most of some calls."""
-    recording, _ = member
-    api, ranges = recording.timeline["api"], recording.timeline["ranges"]
-    if not len(rows) or not len(ranges):
-        return None
-    timed = np.flatnonzero(known(ranges["start"]) & known(ranges["end"]) & (ranges["name"] >= 0))
-    thread = _most_common(api["thread"][rows])
-    mine = timed[(ranges["thread"][timed] == thread) & rank_rows(member, ranges)[timed]]
-    inner = intervals.innermost_wins(ranges["start"][mine], ranges["end"][mine])
-    place = intervals.at(inner, api["start"][rows])
-    around = ranges["name"][mine[inner.label[place[place >= 0]]]]
-    code = _most_common(around)
-    return recording.timeline.strings[code] if code >= 0 and len(around) * 2 >= len(rows) else None
 
 
 @rule(

@@ -16,8 +16,10 @@ from rca_llm.attribute.partition import Recording, Segments
 from rca_llm.attribute.parts import CLASS_OF, CLASSES, codes
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, Loss, Spans, jit_calls, launches_of, rank_rows
+from rca_llm.hints.drains import WITHOUT_CALLS
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.wording import name, percent, plural, time
+from rca_llm.intervals import Pieces
 from rca_llm.table import Array, Ints, Mask, known
 from rca_llm.trace import GRAPH, KERNEL
 
@@ -38,8 +40,11 @@ def launch_bound(case: Case) -> Hint | None:
 
     Symptom: in steady steps (without steps, while there is work) idle for `gap_share`, at least
     `launches` launches a step, a median gap between `gap_low_ns` and `gap_high_ns`, the launching
-    thread busy for `on_cpu` of it and in no synchronisation, and kernels not from graphs. Source:
-    threads C32, C33, C77, B41. Disproof: launches queued ahead.
+    thread busy for `on_cpu` of it and in no synchronisation, and kernels not from graphs. Where no
+    calls were recorded, kernels are counted instead; states or spans must show the thread at work,
+    nothing else explain the gaps, and gaps after copies of a few bytes to the host (R15) are left
+    out: whether it launches or runs other code then stays open. Source: threads C32, C33, C77, B41.
+    Disproof: launches queued ahead.
     """
     limits = case.limits("R03")
     judged = [n for n in range(len(case.job.ranks)) if _enough(case, n, limits["launches"])]
@@ -49,10 +54,15 @@ def launch_bound(case: Case) -> Hint | None:
         return None
     if best.median is None or not limits["gap_low_ns"] <= best.median <= limits["gap_high_ns"]:
         return None
+    if not best.called and best.told < limits["on_cpu"]:
+        return None
     return Hint(
         f"GPU idle {percent(best.loss.share)} because the host issues"
-        f" {best.launches:,.0f} launches one by one",
-        "medium" if best.told >= limits["on_cpu"] else "low",
+        f" {best.launches:,.0f} launches one by one"
+        if best.called
+        else f"GPU idle {percent(best.loss.share)} because the host launches"
+        f" {best.launches:,.0f} kernels one by one, or runs other code between them",
+        "medium" if best.called and best.told >= limits["on_cpu"] else "low",
         case.charge(LAUNCHING, best.spans),
         {
             "idle_ns": best.loss.ns,
@@ -63,7 +73,9 @@ def launch_bound(case: Case) -> Hint | None:
             "launching_share_of_gaps": best.busy,
             "recorded_share_of_gaps": best.told,
             "steps": best.loss.steps,
+            "calls_recorded": best.called,
         },
+        advice=None if best.called else WITHOUT_CALLS,
     )
 
 
@@ -73,7 +85,8 @@ class _Gaps:
 
     `launches` is the median a step; `busy` the fraction of the idle time in which the launching
     thread is on the CPU or, where its states are not known, in nothing that would explain the gap;
-    `told` the fraction in which records show it at work.
+    `told` the fraction in which records show it at work. `called`: the calls were recorded, else
+    launches are counted by their kernels.
     """
 
     loss: Loss
@@ -82,6 +95,7 @@ class _Gaps:
     median: float | None
     busy: float
     told: float
+    called: bool
 
 
 def _enough(case: Case, number: int, least: float) -> bool:
@@ -92,22 +106,24 @@ def _enough(case: Case, number: int, least: float) -> bool:
 
 def _gaps(case: Case, number: int) -> _Gaps:
     member = case.job.ranks[number]
-    steady = case.steady(number)
+    steady, called = case.steady(number), bool(len(launches_of(member)))
     windows = _windows(member, steady)
-    idle = _idle(member, windows)
+    idle = _idle(member, windows, drained=called)
     gaps = intervals.union(idle.start, idle.end)
     lost = int((gaps[1] - gaps[0]).sum())
     on_cpu = _with_states(member, gaps)
     told = on_cpu if on_cpu is not None else _part_share(idle, LAUNCHING[:2])
-    everywhere = _idle(member, _windows(member, np.arange(len(member[1].steps))))
+    charged = _part_share(idle, LAUNCHING)
+    everywhere = _idle(member, _windows(member, np.arange(len(member[1].steps))), drained=called)
     launches, _ = _launches(case, number)
     return _Gaps(
         Loss(lost, int((windows[1] - windows[0]).sum()), len(steady)),
         (everywhere.start, everywhere.end),
         float(np.median(launches)) if len(launches) else 0.0,
         records.median(gaps[1] - gaps[0]),
-        on_cpu if on_cpu is not None else _part_share(idle, LAUNCHING),
+        charged if on_cpu is None else on_cpu if called else min(on_cpu, charged),
         told,
+        called,
     )
 
 
@@ -125,12 +141,20 @@ def _windows(member: Member, places: Ints) -> Spans:
     return intervals.union(recording.steps.start[rows], partition.step_end[rows])
 
 
-def _idle(member: Member, windows: Spans) -> Segments:
-    """When the devices of a rank stood still within some windows; unknown time is not idle."""
+def _idle(member: Member, windows: Spans, *, drained: bool) -> Segments:
+    """When the devices of a rank stood still within some windows; unknown time is not idle.
+
+    Without `drained`, not after a copy of a few bytes to the host.
+    """
     segments = member[1].segments
     seen = CLASS_OF[segments.part] != CLASSES.index("unknown")
     inside = intervals.touching(segments.start, segments.end, windows)
-    return segments.take(np.flatnonzero((segments.activity < 0) & seen & inside))
+    idle = segments.take(np.flatnonzero((segments.activity < 0) & seen & inside))
+    if drained:
+        return idle
+    start, end = intervals.union(idle.start, idle.end)
+    whole = Pieces(start, end, np.isin(start, records.tiny_copies(member)).astype(np.int64))
+    return idle.take(np.flatnonzero(whole.label[intervals.at(whole, idle.start)] == 0))
 
 
 def _part_share(segments: Segments, parts: Sequence[str]) -> float:
@@ -165,16 +189,32 @@ def _with_states(member: Member, spans: Spans) -> float | None:
 
 
 def _launches(case: Case, number: int) -> tuple[Ints, bool]:
-    """The launches in each judged step of a rank, and whether graphs are a tenth of them."""
+    """The launches in each judged step of a rank, and whether graphs are a tenth of them.
+
+    Where no launch was recorded, the kernels that are not of graphs are counted.
+    """
     member = case.job.ranks[number]
     recording, partition = member
-    api, rows = recording.timeline["api"], launches_of(member)
-    starts = np.sort(recording.steps.start[partition.steps])
-    place = np.searchsorted(starts, api["start"][rows], "right")
-    counts = np.bincount(place, minlength=len(starts) + 1)
+    rows, steps = launches_of(member), partition.steps
+    if len(rows):
+        starts = np.sort(recording.steps.start[steps])
+        place = np.searchsorted(starts, recording.timeline["api"]["start"][rows], "right")
+        steady = case.steady(number) + 1 if len(starts) else np.zeros(1, np.int64)
+    else:
+        kernels = _own_kernels(member)
+        place = partition.step_of[kernels] if len(steps) else np.zeros(len(kernels), np.int64)
+        place = place[place >= 0]
+        steady = steps[case.steady(number)] if len(steps) else np.zeros(1, np.int64)
+    counts = np.bincount(place, minlength=int(steady.max(initial=0)) + 1)
     graphs = int((recording.calls[rows] == GRAPH_LAUNCH).sum())
-    steady = case.steady(number) + 1 if len(starts) else np.zeros(1, np.int64)
     return counts[steady], _from_graphs(recording, graphs, len(rows))
+
+
+def _own_kernels(member: Member) -> Ints:
+    """Rows of `gpu` that are kernels of a rank and not of a replayed graph."""
+    gpu = member[0].timeline["gpu"]
+    single = (gpu["kind"] == KERNEL) & ~known(gpu["graph_node"])
+    return np.flatnonzero(single & rank_rows(member, gpu))
 
 
 def _from_graphs(recording: Recording, graphs: int, launches: int) -> bool:

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from rca_llm import intervals
+from rca_llm.attribute.device import busy_rows
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.requests import Life
-from rca_llm.hints.case import Case, Spans, over, used
+from rca_llm.hints.case import Case, Spans, over, rank_rows, used
 from rca_llm.hints.model import Charge
 from rca_llm.table import UNKNOWN, Array, Ints, Mask, Table, known
+from rca_llm.trace import COPY_KINDS, MEMCPY
 
 NO_SPANS: Spans = (np.empty(0, np.int64), np.empty(0, np.int64))
 
@@ -269,3 +271,38 @@ def state_share(case: Case, found: Sequence[Span], *states: str) -> float | None
 def median(values: Array) -> float | None:
     """The middle of some values, None of none."""
     return float(np.median(values)) if len(values) else None
+
+
+def first_and_last_work(recording: Recording, step_of: Ints) -> tuple[Ints, Ints]:
+    """When the device work of every step begins and ends; 0 for steps without."""
+    gpu, size = recording.timeline["gpu"], len(recording.steps)
+    rows = np.flatnonzero((step_of >= 0) & known(gpu["start"]) & busy_rows(gpu))
+    latest = np.iinfo(np.int64).max
+    first, last = np.full(size, latest, np.int64), np.zeros(size, np.int64)
+    np.minimum.at(first, step_of[rows], gpu["start"][rows])
+    np.maximum.at(last, step_of[rows], gpu["end"][rows])
+    return np.where(first == latest, 0, first), last
+
+
+TINY = 4096
+"""Bytes of a copy that only brings a scalar to the host."""
+
+
+def tiny_copies(member: Member) -> Ints:
+    """When the copies of a few bytes from a rank's devices to the host ended."""
+    gpu = member[0].timeline["gpu"]
+    copies = (gpu["kind"] == MEMCPY) & (gpu["copy"] == _D2H) & rank_rows(member, gpu)
+    copies &= known(gpu["bytes"]) & (gpu["bytes"] <= TINY) & known(gpu["end"])
+    return np.asarray(gpu["end"][copies])
+
+
+_D2H = COPY_KINDS.index("D2H")
+
+
+def idle_between(member: Member, windows: Spans) -> Spans:
+    """When all devices of a rank stood still, each time whole, within some windows."""
+    activity = member[1].activity
+    busy = intervals.union(activity.start, activity.end)
+    start, end = busy[1][:-1], busy[0][1:]
+    inside = intervals.touching(start, end, windows)
+    return start[inside], end[inside]

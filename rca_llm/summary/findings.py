@@ -76,7 +76,17 @@ def _of_recording(recording: Recording) -> Iterator[Finding]:
     unlinked = host.unlinked_kernels(recording)
     if unlinked:
         yield Finding("unlinked_kernels", unlinked, path, "kernels whose launch was not recorded")
+    uncalled = host.uncalled_kernels(recording)
+    if uncalled:
+        yield Finding("calls_not_recorded", uncalled, path, _WITHOUT_CALLS)
     yield from _of_graphs(recording)
+
+
+_WITHOUT_CALLS = (
+    "kernels without the calls that launch and wait for them, as with --gpu kernels: allocations,"
+    " module loads by calls and serialised streams (R38, R12, R42) are not judged, launching and"
+    " waits inside steps (R03, R15) by kernels and copies alone; record with --gpu full"
+)
 
 
 def _of_graphs(recording: Recording) -> Iterator[Finding]:

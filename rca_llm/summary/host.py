@@ -128,6 +128,13 @@ def unlinked_kernels(recording: Recording) -> int:
     return int(np.count_nonzero((gpu["kind"] == KERNEL) & (recording.links.api_row < 0)))
 
 
+def uncalled_kernels(recording: Recording) -> int:
+    """How many kernels there are in a recording without any call of the device's API."""
+    if len(recording.timeline["api"]):
+        return 0
+    return int(np.count_nonzero(recording.timeline["gpu"]["kind"] == KERNEL))
+
+
 def track_rows(recording: Recording) -> list[dict[str, Any]]:
     """The threads that recorded anything, with how much."""
     host = recording.host
