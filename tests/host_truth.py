@@ -18,7 +18,7 @@ from time import perf_counter_ns
 from rca_llm.inject import cpu, messages, python, storage
 from rca_llm.inject.catalogue import CAUSES
 from rca_llm.inject.serving import Fault, Load, Service
-from rca_llm.inject.truth import Ledger
+from rca_llm.inject.truth import Ledger, Turn
 
 _FAULTS = {
     "gil": python.HeldLock,
@@ -41,7 +41,6 @@ class Several(Fault):
     def __init__(self, faults: list[Fault]) -> None:
         super().__init__(1.0, Ledger())
         self.faults = faults
-        self.counts_off_cpu = any(fault.counts_off_cpu for fault in faults)
 
     def begin(self) -> None:
         for fault in self.faults:
@@ -55,13 +54,9 @@ class Several(Fault):
         for fault in self.faults:
             fault.in_step(number)
 
-    def waited(self, off_cpu_ns: int) -> int:
-        """The time off the CPU goes to the fault that counts it, by its own ledger."""
+    def worked(self, turn: Turn) -> None:
         for fault in self.faults:
-            if fault.counts_off_cpu:
-                ended, lost = perf_counter_ns(), fault.waited(off_cpu_ns)
-                fault.ledger.add(ended - max(off_cpu_ns, 1), ended, lost)
-        return 0
+            fault.worked(turn)
 
     def end(self) -> None:
         for fault in self.faults:
@@ -84,7 +79,7 @@ def main() -> None:
     Service(Load(requests=10), several, 1).run()
     ahead = time.time_ns() - perf_counter_ns()
     found = {
-        name: [(d.start + ahead, d.end + ahead, d.ns) for d in fault.ledger.delays]
+        name: [(d.start + ahead, d.end + ahead, d.ns, d.queued) for d in fault.ledger.delays]
         for (name, _), fault in zip(pairs, several.faults, strict=True)
     }
     Path(out).write_text(json.dumps(found))

@@ -15,8 +15,8 @@ _MS = 1_000_000
 def _states(*looks: tuple[int, int, int]) -> tuple[Table, Strings]:
     strings = Strings()
     time, on_cpu, delay = np.array(looks, np.int64).T
-    unsaid = np.full(len(time), -1)
-    return states({(1, 2): Looks(time, on_cpu, delay, unsaid, unsaid)}, strings), strings
+    unsaid, outside = np.full(len(time), -1), np.zeros(len(time), bool)
+    return states({(1, 2): Looks(time, on_cpu, delay, unsaid, unsaid, outside)}, strings), strings
 
 
 def _rows(*looks: tuple[int, int, int]) -> list[tuple[str, int, int]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from rca_llm.errors import RcaError
 from rca_llm.inject.catalogue import Order
 from rca_llm.inject.serving import Fault, Load, Service
-from rca_llm.inject.truth import Ledger, Truth
+from rca_llm.inject.truth import Ledger, Truth, Turn
 
 PERIOD_US = 20_000
 """The period of the quota: short, so that a step of some milliseconds feels its share of it."""
@@ -31,10 +31,16 @@ def run(order: Order) -> Truth:
     return Truth(order, ledger)
 
 
-class Quota(Fault):
-    """A cgroup of its own with a quota; whoever may not make one cannot inject this."""
+class _OffCpu(Fault):
+    """A cause whose delay is whatever keeps the engine off the CPU."""
 
-    counts_off_cpu = True
+    def worked(self, turn: Turn) -> None:
+        """All of it."""
+        self.ledger.add(turn.start, turn.end, turn.off_cpu, queued=turn.queued)
+
+
+class Quota(_OffCpu):
+    """A cgroup of its own with a quota; whoever may not make one cannot inject this."""
 
     def begin(self) -> None:
         """Make the cgroup and move into it."""
@@ -97,10 +103,8 @@ def _throttled_ns(group: Path) -> float | None:
     return float(rows["throttled_usec"]) * 1000 if "throttled_usec" in rows else None
 
 
-class Neighbours(Fault):
+class Neighbours(_OffCpu):
     """Busy processes on the one CPU to which the engine's thread is bound."""
-
-    counts_off_cpu = True
 
     def begin(self) -> None:
         """Bind the engine's thread and start the neighbours on the same CPU."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from pathlib import Path
 from time import perf_counter_ns
 
 from rca_llm.inject.catalogue import Order
 from rca_llm.inject.serving import Fault, Load, Service
-from rca_llm.inject.truth import Ledger, Truth
+from rca_llm.inject.truth import Ledger, Truth, Turn, run_delay
 
 CYCLE_S = 0.05
 EVERY = 6
@@ -34,8 +33,6 @@ class HeldLock(Fault):
     not the run queue (schedstat) is the lock.
     """
 
-    counts_off_cpu = True
-
     def begin(self) -> None:
         """Start the thread."""
         self.ledger.measured_by = (
@@ -43,7 +40,6 @@ class HeldLock(Fault):
             " delay (schedstat), around arithmetic that never blocks"
         )
         self._stop = threading.Event()
-        self._delay = run_delay()
         self._thread = threading.Thread(target=self._hold, name="lock holder", daemon=True)
         self._thread.start()
 
@@ -54,24 +50,15 @@ class HeldLock(Fault):
                 pass
             time.sleep(CYCLE_S * max(1 - self.magnitude, 0))
 
-    def waited(self, off_cpu_ns: int) -> int:
+    def worked(self, turn: Turn) -> None:
         """What is left when the run queue is taken off."""
-        before, self._delay = self._delay, run_delay()
-        return max(off_cpu_ns - (self._delay - before), 0)
+        lost = turn.off_cpu - turn.queued
+        self.ledger.add(turn.start, turn.end, lost, queued=turn.queued)
 
     def end(self) -> None:
         """Let the thread go."""
         self._stop.set()
         self._thread.join()
-
-
-def run_delay() -> int:
-    """How long this thread has been ready without a CPU, ns; 0 where the kernel does not say."""
-    try:
-        told = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_bytes()
-        return int(told.split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 class Collections(Fault):
@@ -83,7 +70,7 @@ class Collections(Fault):
         self._heap: list[list[None]] = []
         while self._lasts() < self.magnitude * 1e6:
             self._heap.extend([] for _ in range(20_000))
-        self._begun = 0
+        self._begun = self._queued = 0
         gc.callbacks.append(self._watch)
 
     def _lasts(self) -> int:
@@ -96,9 +83,10 @@ class Collections(Fault):
     def _watch(self, phase: str, info: dict[str, int]) -> None:
         now = perf_counter_ns()
         if phase == "start":
-            self._begun = now
+            self._begun, self._queued = now, run_delay()
         elif info["generation"] == 2:
-            self.ledger.add(self._begun, now, now - self._begun)
+            queued = run_delay() - self._queued
+            self.ledger.add(self._begun, now, now - self._begun, queued=queued)
 
     def in_step(self, number: int) -> None:
         """Collect in every sixth step."""
@@ -111,4 +99,4 @@ class Collections(Fault):
         self._heap.clear()
 
 
-__all__ = ["Collections", "HeldLock", "run", "run_delay"]
+__all__ = ["Collections", "HeldLock", "run"]

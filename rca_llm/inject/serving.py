@@ -17,7 +17,7 @@ from time import perf_counter_ns
 
 from rca_llm import request, span, step
 from rca_llm.inject.arithmetic import Arithmetic
-from rca_llm.inject.truth import Ledger, off_cpu
+from rca_llm.inject.truth import Ledger, Turn, turn
 
 PREFILL, DECODE = 8, 8
 """Units of arithmetic of one prompt, and of a step that decodes."""
@@ -40,8 +40,6 @@ class Fault:
 
     delivers = False
     """Whether tokens go out through the request's own thread (`deliver`)."""
-    counts_off_cpu = False
-    """Whether what keeps the engine's arithmetic off the CPU is the delay."""
 
     def __init__(self, magnitude: float, ledger: Ledger) -> None:
         self.magnitude = magnitude
@@ -59,9 +57,8 @@ class Fault:
     def deliver(self, id: str, token: int) -> None:
         """On the request's thread: send a token."""
 
-    def waited(self, off_cpu_ns: int) -> int:
-        """How much of the engine's time off the CPU in one step is the delay, ns."""
-        return off_cpu_ns
+    def worked(self, turn: Turn) -> None:
+        """After each turn of the engine's loop: what kept its arithmetic off the CPU."""
 
     def end(self) -> None:
         """After the service."""
@@ -133,9 +130,7 @@ class Service:
         while self._coming and self._coming[0].due <= self._steps:
             self._coming.popleft().call.set()
         self._receive(block=not (self._running or self._waiting))
-        begun, ended, waited = off_cpu(self._work)
-        if self.fault.counts_off_cpu:
-            self.ledger.add(begun, ended, self.fault.waited(waited))
+        self.fault.worked(turn(self._work))
 
     def _work(self) -> None:
         """What the engine does without waiting for anybody."""

@@ -23,12 +23,17 @@ EVERYBODY = None
 
 @dataclass(frozen=True)
 class Delay:
-    """`ns` of delay somewhere between `start` and `end`; `request` None: for all in the engine."""
+    """`ns` of delay somewhere between `start` and `end`; `request` None: for all in the engine.
+
+    `queued` is how long the thread was ready but without a CPU between them, ns: in the delay where
+    this is work, beside it where this is waiting.
+    """
 
     start: int
     end: int
     ns: int
     request: str | None = EVERYBODY
+    queued: int = 0
 
     def within(self, start: int, end: int) -> int:
         """How much of it falls into a time; one that is cut counts in proportion."""
@@ -70,19 +75,21 @@ class Ledger:
         with self._lock:
             return self.requests.setdefault(id, Served(id))
 
-    def add(self, start: int, end: int, ns: int, request: str | None = EVERYBODY) -> None:
+    def add(
+        self, start: int, end: int, ns: int, request: str | None = EVERYBODY, queued: int = 0
+    ) -> None:
         """A delay of `ns` between two instants."""
         if ns > 0 and end > start:
             with self._lock:
-                self.delays.append(Delay(start, end, min(ns, end - start), request))
+                self.delays.append(Delay(start, end, min(ns, end - start), request, queued))
 
     @contextmanager
     def delay(self, request: str | None = EVERYBODY) -> Generator[None]:
         """Everything inside is the injected delay."""
-        begun = perf_counter_ns()
+        queued, begun = run_delay(), perf_counter_ns()
         yield
         ended = perf_counter_ns()
-        self.add(begun, ended, ended - begun, request)
+        self.add(begun, ended, ended - begun, request, run_delay() - queued)
 
     def cost(self, served: Served) -> int:
         """What the delays cost a request: shared ones while it is in the engine, its own always."""
@@ -152,9 +159,36 @@ def _window(done: list[Served]) -> dict[str, int] | None:
     return utc | {"monotonic_start_ns": first, "monotonic_end_ns": last}
 
 
-def off_cpu(work: Callable[[], object]) -> tuple[int, int, int]:
-    """Run work that never blocks by itself: its start, its end, and how long it was off the CPU."""
-    begun, spent = perf_counter_ns(), time.thread_time_ns()
+@dataclass(frozen=True)
+class Turn:
+    """Work that never blocks by itself: its start and end, and how long it was off the CPU, ns.
+
+    `queued` is the part of that in which the thread was ready to run.
+    """
+
+    start: int
+    end: int
+    off_cpu: int
+    queued: int
+
+
+def turn(work: Callable[[], object]) -> Turn:
+    """Do some work and measure what keeps it from the CPU."""
+    queued, begun, spent = run_delay(), perf_counter_ns(), time.thread_time_ns()
     work()
     spent, ended = time.thread_time_ns() - spent, perf_counter_ns()
-    return begun, ended, max(ended - begun - spent, 0)
+    lost = max(ended - begun - spent, 0)
+    return Turn(begun, ended, lost, min(run_delay() - queued, lost))
+
+
+_own = threading.local()
+
+
+def run_delay() -> int:
+    """How long this thread has been ready without a CPU, ns; 0 where the kernel does not say."""
+    try:
+        if not hasattr(_own, "schedstat"):  # it stays open: opening takes longer than reading
+            _own.schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        return int(os.pread(_own.schedstat, 100, 0).split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -381,7 +381,9 @@ class _Reading:
             cells["d"][more] & layout.SCHED_FAULTS, cells["c"][more].astype(np.int64), -1
         )
         kernel = cells["e"][more].astype(np.int64)
-        rows = np.stack([cells["a"][places], cells["b"][places], cells["a"][more], faults, kernel])
+        itself = np.full(len(places), segment.header["writer"] != layout.WRITER_LAUNCHER)
+        times = cells["a"][places], cells["b"][places], cells["a"][more]
+        rows = np.stack([*times, faults, kernel, itself])
         order = np.argsort(keys, kind="stable")
         found, first = np.unique(keys[order], return_index=True)
         for key, own in zip(found.tolist(), np.split(order, first)[1:], strict=True):
@@ -390,7 +392,9 @@ class _Reading:
     def _watched_threads(self) -> None:
         """What threads did, from the looks at them and the calls that are known."""
         looks = self._looks()
-        known = run_states.Known(run_calls.spans(self.timeline), self._throttled())
+        calls, locks = run_calls.spans(self.timeline), run_calls.spans(self.timeline, "gil")
+        edges = run_calls.edges(self.timeline)
+        known = run_states.Known(calls, locks, edges, self._throttled())
         self.timeline.add("states", run_states.states(looks, self.strings, known))
         self.timeline.add("ranges", run_states.faults(looks, self.strings, known))
         self.timeline.header.extra["threads"] = run_states.totals(looks)
@@ -413,8 +417,8 @@ class _Reading:
         for key, parts in self.looks.items():
             rows = np.concatenate(parts, axis=1)
             time, *counters = rows[:, np.argsort(rows[0], kind="stable")]
-            on_cpu, delay, faults, kernel = counters
-            looks[key] = run_states.Looks(time, on_cpu, delay, faults, kernel)
+            on_cpu, delay, faults, kernel, own = counters
+            looks[key] = run_states.Looks(time, on_cpu, delay, faults, kernel, own > 0)
         return looks
 
     def _samples(self, segment: Segment, codes: Codes) -> None:

@@ -113,15 +113,38 @@ def _file_systems(strings: Strings, numbers: Array) -> Array:
     return found
 
 
-def spans(timeline: Timeline) -> dict[tuple[int, int], tuple[Ints, Ints]]:
-    """When each thread was in a recorded call, by process and thread: disjoint and ascending."""
+def spans(timeline: Timeline, kind: str | None = None) -> dict[tuple[int, int], tuple[Ints, Ints]]:
+    """When each thread was in a recorded call, by process and thread: disjoint and ascending.
+
+    `kind` takes the calls of one kind alone.
+    """
     ranges = timeline["ranges"]
-    rows = np.flatnonzero(ranges["domain"] == timeline.strings.code(DOMAIN))
+    wanted = ranges["domain"] == timeline.strings.code(DOMAIN)
+    if kind is not None:
+        wanted &= ranges["kind"] == timeline.strings.code(kind)
+    rows = np.flatnonzero(wanted)
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row in rows.tolist():
         found[int(ranges["process"][row]), int(ranges["thread"][row])].append(row)
     start, end = ranges["start"], ranges["end"]
     return {key: intervals.union(start[own], end[own]) for key, own in found.items()}
+
+
+def edges(timeline: Timeline) -> dict[tuple[int, int], Ints]:
+    """When records of each thread begin and end, by process and thread: distinct and ascending."""
+    ranges = timeline["ranges"]
+    rows = np.flatnonzero((ranges["thread"] != UNKNOWN) & (ranges["end"] != UNKNOWN))
+    process, thread = ranges["process"][rows], ranges["thread"][rows]
+    order = np.lexsort((thread, process))
+    rows, process, thread = rows[order], process[order], thread[order]
+    changes = np.flatnonzero((np.diff(process) != 0) | (np.diff(thread) != 0)) + 1
+    return {
+        (int(ranges["process"][own[0]]), int(ranges["thread"][own[0]])): intervals.distinct(
+            np.concatenate([ranges["start"][own], ranges["end"][own]])
+        )
+        for own in np.split(rows, changes)
+        if len(own)
+    }
 
 
 def short_calls(segments: list[Segment]) -> list[dict[str, Any]]:

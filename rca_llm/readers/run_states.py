@@ -1,14 +1,18 @@
 """Thread states from what the scheduler counted between two looks at a thread.
 
 The kernel's schedstat says how long a thread has run and how long it was ready but waited for a
-processor, not when. Between two looks the order is therefore an estimate: first the wait, then the
-run, then neither. Where looks are at most `FINE_NS` apart an instant is wrong by no more than that;
-where they are further apart states are kept only where together they fill nearly all of the time
-between them.
+processor, not when. A thread that begins or ends a span runs at that instant, so what was counted
+between two looks is shared out evenly among the pieces between such instants, and in each the order
+is an estimate: first the wait, then the run, then neither. Where looks are at most `FINE_NS` apart
+an instant is wrong by no more than that; where they are further apart states are kept only where
+together they fill nearly all of the time between them, and waits where they fill half of it.
 
 System calls that the interposer timed are no estimate. They keep their time, and what was counted
 is laid into the time that they leave free: a thread that runs or waits inside of a call stays in
-it. Blocked time in which pages of files had to be read is told apart as page faults.
+it. Waits for the GIL are told apart further. What was waited for a CPU and does not fit into the
+free time was waited inside of calls, and a thread that is given the lock then waits for a CPU: that
+is the end of such a wait. Blocked time in which pages of files had to be read is told apart as page
+faults.
 """
 
 from __future__ import annotations
@@ -25,9 +29,11 @@ from rca_llm.table import Ints, Mask, Strings, Table
 from rca_llm.trace import RANGES, STATES
 
 FINE_NS = 25_000_000
-NEARLY_ALL = 0.9
+NEARLY_ALL, HALF = 0.9, 0.5
 SHORTEST_NS = 100_000
-"""Shorter states are left out: they explain nothing and would be most of the rows."""
+"""Less of a state between two looks is left out: it explains nothing and would be most rows."""
+LEAST_NS = 5_000
+"""The same of a piece between two looks."""
 LONGEST_FAULT_NS = 20_000_000
 """More than reading one page takes: blocked time beyond it has another reason."""
 
@@ -46,12 +52,15 @@ class Looks(NamedTuple):
     """Major page faults, -1 where the look did not say."""
     kernel: Ints
     """µs on a CPU in the kernel, modulo 2^32; nothing where `faults` is -1."""
+    own: Mask
+    """Whether the thread itself looked: it ran then, so no wait goes on over such a look."""
 
 
 Spans = tuple[Ints, Ints]
 """Starts and ends of disjoint, ascending intervals, ns."""
 
 NO_SPANS: Spans = (np.empty(0, np.int64), np.empty(0, np.int64))
+NO_EDGES: Ints = np.empty(0, np.int64)
 
 Key = tuple[int, int]
 """A thread: its process and its own id."""
@@ -61,11 +70,14 @@ Key = tuple[int, int]
 class Known:
     """What is known of threads beside the looks at them.
 
-    `calls` are the system calls of each thread, `throttled` when the quota of the run's cgroups
-    kept threads from running.
+    `calls` are the system calls of each thread, `locks` its waits for the GIL, which are among
+    them, `edges` when its records begin and end, in order; `throttled` is when the quota of the
+    run's cgroups kept threads from running.
     """
 
     calls: Mapping[Key, Spans] = field(default_factory=dict[Key, Spans])
+    locks: Mapping[Key, Spans] = field(default_factory=dict[Key, Spans])
+    edges: Mapping[Key, Ints] = field(default_factory=dict[Key, Ints])
     throttled: Spans = NO_SPANS
 
 
@@ -73,10 +85,13 @@ class Known:
 class _Between:
     """The stretches between the looks at a thread, in its free time: ns of each kind, in order.
 
-    `faulted` is the time in which pages were read: blocked, or at work in the kernel.
+    `span` is all of the free time, `inside` what was waited for a CPU outside of it; `faulted` is
+    the time in which pages were read: blocked, or at work in the kernel.
     """
 
     begin: Ints
+    span: Ints
+    inside: Ints
     waited: Ints
     ran: Ints
     faulted: Ints
@@ -98,10 +113,10 @@ def faults(looks: Mapping[Key, Looks], strings: Strings, known: Known) -> Table:
     for key, found in looks.items():
         free = _Free(known.calls.get(key, NO_SPANS))
         between = _between(found, free)
-        rows = np.flatnonzero(between.faulted >= SHORTEST_NS)
-        start = (between.begin + between.waited + between.ran)[rows]
-        placed = free.placed(start, start + between.faulted[rows], np.zeros(len(rows), np.int64))
-        parts.append(_fault_rows(key, placed, strings))
+        told = between.faulted >= SHORTEST_NS
+        never = np.zeros(len(told), bool)
+        laid = _laid(between, free.of(known.edges.get(key, NO_EDGES)), (never, never, told))
+        parts.append(_fault_rows(key, free.placed(laid), strings))
     columns = {name: np.concatenate([p[name] for p in parts]) for name in RANGES} if parts else {}
     return Table(RANGES, columns)
 
@@ -131,7 +146,7 @@ def totals(looks: Mapping[Key, Looks]) -> list[dict[str, Any]]:
     look said.
     """
     rows: list[dict[str, Any]] = []
-    for (process, thread), (time, on_cpu, delay, pages, _) in looks.items():
+    for (process, thread), (time, on_cpu, delay, pages, _, _) in looks.items():
         span, ran = int(time[-1] - time[0]), max(int(on_cpu[-1] - on_cpu[0]), 0)
         waited = max(int(delay[-1] - delay[0]), 0)
         told = pages[pages >= 0]
@@ -166,8 +181,9 @@ class _Free:
         inside = np.where(place > 0, np.append(self.end, 0)[place - 1] - time, 0)
         return time - self._before[place] + np.maximum(inside, 0)
 
-    def placed(self, start: Ints, end: Ints, label: Ints) -> Pieces:
-        """Stretches of free time as instants, cut where calls come in between."""
+    def placed(self, laid: Pieces) -> Pieces:
+        """Pieces of free time as instants, cut where calls come in between."""
+        start, end, label = laid.start, laid.end, laid.label
         begin = start + self._before[np.searchsorted(self._at, start, "right")]
         stop = end + self._before[np.searchsorted(self._at, end, "left")]
         pieces = Pieces(begin, stop, label)
@@ -183,31 +199,51 @@ def _between(looks: Looks, free: _Free) -> _Between:
     begin = free.of(looks.time)
     span = np.diff(begin)
     ran = np.clip(np.diff(on_cpu), 0, span)
-    waited = np.clip(np.diff(delay), 0, span - ran)
+    delayed = np.maximum(np.diff(delay), 0)
+    waited = np.minimum(delayed, span - ran)
     fine = np.diff(looks.time) <= FINE_NS
     pages = np.where(fine, _new_faults(looks.faults), 0)
     worked = np.minimum(_fault_work(looks, pages), ran)
     blocked = np.minimum(span - ran - waited, pages * LONGEST_FAULT_NS)
-    return _Between(begin[:-1], waited, ran - worked, worked + blocked)
+    inside, waited = _settled(delayed - waited, waited, span - ran - blocked, looks.own)
+    return _Between(begin[:-1], span, inside, waited, ran - worked, worked + blocked)
+
+
+def _settled(inside: Ints, waited: Ints, room: Ints, own: Mask) -> tuple[Ints, Ints]:
+    """Waits inside of calls and beside them, where both are known: between two own looks.
+
+    A wait is counted when it is over, so one that goes on over a look from outside shows too late,
+    where it may find no room beside the calls. Its thread was in no call while there is room.
+    """
+    part = np.cumsum(own[:-1])
+    known = (part > 0) & (part < part.max(initial=0) + own[-1:].sum())
+    room = np.where(known, room - waited, 0)
+    excess, free = (intervals.sum_by(part, v, int(part.max(initial=0)) + 1) for v in (inside, room))
+    moved = np.minimum(excess, free)
+    given = room * (moved / np.maximum(free, 1))[part]
+    taken = np.where(known, inside * (moved / np.maximum(excess, 1))[part], 0)
+    return inside - taken.astype(np.int64), waited + given.astype(np.int64)
 
 
 def _fault_work(looks: Looks, pages: Ints) -> Ints:
     """Time on the CPU that reading pages took between looks, ns: an estimate.
 
-    The kernel counts its share of a thread's time by ticks, and tells of it less often than we
-    look. What it tells is shared among the stretches since it last did, by their faults.
+    The kernel counts its share of a thread's time by ticks of some milliseconds, which say nothing
+    of one stretch. What it counted in all stretches with faults is shared out by their faults.
     """
     known = np.flatnonzero(looks.faults >= 0)
-    known = known[np.concatenate([[True], np.diff(looks.kernel[known]) != 0])[: len(known)]]
-    if len(known) < 2:
+    if len(known) < 2 or not pages.any():
         return np.zeros(len(pages), np.int64)
-    grown = (np.diff(looks.kernel[known]) % (1 << 32)) * 1000
-    group = np.searchsorted(known, np.arange(len(pages)), "right") - 1
-    inside = (group >= 0) & (group < len(grown))
-    group = np.where(inside, group, -1)
-    of_group = intervals.sum_by(group, pages, len(grown))
-    share = pages / np.maximum(of_group[group], 1) * grown[group]
-    return np.where(inside, share, 0).astype(np.int64)
+    # A look from outside is told in hundredths of a second, one of the thread itself in µs.
+    steps = (np.diff(looks.kernel[known]) + (1 << 31)) % (1 << 32) - (1 << 31)
+    counted = np.maximum.accumulate(np.concatenate([[0], np.cumsum(steps)])) * 1000
+    # A count that did not move waits for the next tick: the time up to then belongs together.
+    moved = np.flatnonzero(np.concatenate([[True], np.diff(counted) > 0]))
+    group = np.searchsorted(known[moved], np.arange(len(pages)), "right") - 1
+    of_group = intervals.sum_by(group, pages, len(moved))[:-1]
+    grown = np.diff(counted[moved])[of_group > 0]
+    each = grown.sum() / max(int(of_group.sum()), 1)
+    return np.asarray(pages * each, np.float64).astype(np.int64)
 
 
 def _up_to_date(time: Ints, on_cpu: Ints, delay: Ints) -> tuple[Ints, Ints]:
@@ -238,14 +274,11 @@ def _new_faults(pages: Ints) -> Ints:
 def _thread(key: Key, looks: Looks, strings: Strings, known: Known) -> dict[str, Ints]:
     free = _Free(known.calls.get(key, NO_SPANS))
     between = _between(looks, free)
-    apart, told = np.diff(looks.time), between.waited + between.ran
-    waits, runs = _kept(apart, told, between.waited), _kept(apart, told, between.ran)
-    ready = between.begin + between.waited
-    start = np.concatenate([between.begin[waits], ready[runs]])
-    end = np.concatenate([ready[waits], (ready + between.ran)[runs]])
-    state = np.repeat([RUNNABLE, RUNNING], [waits.sum(), runs.sum()])
-    order = np.argsort(start, kind="stable")
-    placed = _throttled(free.placed(start[order], end[order], state[order]), known.throttled)
+    waits, runs = _kept(looks, between)
+    edges = free.of(known.edges.get(key, NO_EDGES))
+    placed = free.placed(_laid(between, edges, (waits, runs, np.zeros(len(waits), bool))))
+    placed = _joined(placed, _in_locks(looks, between, known.locks.get(key, NO_SPANS)))
+    placed = _throttled(placed, known.throttled)
     codes = np.array([strings.code(name) for name in _NAMES])
     return {
         "process": np.full(len(placed), key[0]),
@@ -284,6 +317,66 @@ def throttled_spans(time: Ints, total: Ints, least: int) -> Spans:
     return intervals.union(time[1:][rows] - before, time[1:][rows])
 
 
-def _kept(apart: Ints, told: Ints, part: Ints) -> Mask:
-    fine = (apart <= FINE_NS) | (told >= NEARLY_ALL * apart)
-    return np.asarray(fine & (part >= SHORTEST_NS))
+def _kept(looks: Looks, between: _Between) -> tuple[Mask, Mask]:
+    """The stretches whose waits are told, and those whose runs are."""
+    waited, ran, span = between.waited, between.ran, between.span
+    fine = (np.diff(looks.time) <= FINE_NS) | (waited + ran >= NEARLY_ALL * span)
+    mostly = fine | (waited >= HALF * span)
+    return np.asarray(mostly & (waited >= SHORTEST_NS)), np.asarray(fine & (ran >= SHORTEST_NS))
+
+
+def _laid(between: _Between, edges: Ints, told: tuple[Mask, Mask, Mask]) -> Pieces:
+    """Waits, runs and faults in free time: of each stretch an even share to every piece of it.
+
+    `edges` are free times that cut stretches into pieces, `told` says of which stretches each is
+    told.
+    """
+    begin, span = between.begin, between.span
+    if not len(begin):
+        return intervals.EMPTY
+    last = begin[-1:] + span[-1:]
+    edges = edges[(edges > begin[0]) & (edges < last)]
+    times = intervals.distinct(np.concatenate([begin, last, edges]))
+    at, stop = times[:-1], times[1:]
+    row = np.searchsorted(begin, at, "right") - 1
+    first, second = at - begin[row], stop - begin[row]
+    found: list[Pieces] = []
+    for label, counted in enumerate((between.waited, between.ran, between.faulted)):
+        share = counted[row] / span[row]
+        until = np.minimum(
+            at + (second * share).astype(np.int64) - (first * share).astype(np.int64), stop
+        )
+        rows = np.flatnonzero(told[label][row] & (until - at >= LEAST_NS))
+        found.append(Pieces(at[rows], until[rows], np.full(len(rows), label, np.int64)))
+        at = until
+    return intervals.join(_joined(_joined(found[0], found[1]), found[2]))
+
+
+def _in_locks(looks: Looks, between: _Between, locks: Spans) -> Pieces:
+    """The ends of waits for the GIL that were waits for a CPU.
+
+    What was waited inside of the calls between two looks is shared out by their lengths.
+    """
+    start, end = locks
+    waits = Pieces(start, end, np.zeros(len(start), np.int64))
+    if not len(waits) or not len(between.inside):
+        return waits.take(np.empty(0, np.int64))
+    waits = intervals.cut(waits, intervals.distinct(looks.time))
+    row = np.searchsorted(looks.time, waits.start, "right") - 1
+    known = (row >= 0) & (row < len(between.inside))
+    row = np.where(known, row, 0)
+    in_calls = np.maximum(np.diff(looks.time) - between.span, 1)
+    share = np.minimum(between.inside / in_calls, 1.0)[row]
+    waited = ((waits.end - waits.start) * share).astype(np.int64)
+    kept = np.flatnonzero(known & (waited >= SHORTEST_NS))
+    begin, stop = waits.end[kept] - waited[kept], waits.end[kept]
+    return Pieces(begin, stop, np.full(len(kept), RUNNABLE, np.int64))
+
+
+def _joined(one: Pieces, other: Pieces) -> Pieces:
+    """Two sets of disjoint pieces as one, by time."""
+    columns = zip(
+        (one.start, one.end, one.label), (other.start, other.end, other.label), strict=True
+    )
+    both = Pieces(*(np.concatenate(pair) for pair in columns))
+    return both.take(np.argsort(both.start, kind="stable"))

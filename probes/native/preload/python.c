@@ -1,8 +1,10 @@
 /* Waits for Python's global interpreter lock.
  *
- * CPython waits for it with pthread_cond_timedwait on a condition inside `_PyRuntime`, and nothing
- * else there is waited for with a timeout. The wait is therefore known by the address of the
- * condition, to the nanosecond, and costs nothing where the lock is free. */
+ * CPython waits for it with pthread_cond_timedwait on a condition inside `_PyRuntime`; a thread that
+ * hands it over on request waits with pthread_cond_wait on another until the next one has taken it,
+ * which is long where that one gets no CPU. Nothing else waits on conditions there. The wait is
+ * therefore known by the address of the condition, to the nanosecond, and costs nothing where the
+ * lock is free. */
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
@@ -11,14 +13,16 @@
 
 #include "preload.h"
 
-/* A thread that waits long asks again every 5 ms: such waits are one. */
-#define APART_NS 200000
+/* A thread that waits long asks again every 5 ms: such waits are one. Between others it works. */
+#define APART_NS 20000
 
 typedef int (*TimedWait)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+typedef int (*Wait)(pthread_cond_t *, pthread_mutex_t *);
 typedef int (*Dladdr1)(const void *, Dl_info *, const ElfW(Sym) **, int);
 typedef void *(*Dlvsym)(void *, const char *, const char *);
 
-static TimedWait real_wait;
+static TimedWait real_timed_wait;
+static Wait real_wait;
 static uintptr_t runtime, runtime_end;
 
 /* The wait under way or just over, of this thread. */
@@ -26,15 +30,19 @@ THREAD_LOCAL int64_t began, ended;
 THREAD_LOCAL Cell *written;
 THREAD_LOCAL int32_t writer;
 
-/* glibc has two versions of the function, and dlsym may give the one for programs of 2002. What only
+/* glibc has two versions of the functions, and dlsym may give those for programs of 2002. What only
  * glibc has is looked up by name: a library that imports it could not be loaded elsewhere. */
-static void resolve(void)
+static uintptr_t behind(const char *name)
 {
     Dlvsym versioned = (Dlvsym)(uintptr_t)dlsym(RTLD_DEFAULT, "dlvsym");
-    void *found = versioned ? versioned(RTLD_NEXT, "pthread_cond_timedwait", "GLIBC_2.3.2") : NULL;
-    if (!found)
-        found = dlsym(RTLD_NEXT, "pthread_cond_timedwait");
-    real_wait = (TimedWait)(uintptr_t)found;
+    void *found = versioned ? versioned(RTLD_NEXT, name, "GLIBC_2.3.2") : NULL;
+    return (uintptr_t)(found ? found : dlsym(RTLD_NEXT, name));
+}
+
+static void resolve(void)
+{
+    real_timed_wait = (TimedWait)behind("pthread_cond_timedwait");
+    real_wait = (Wait)behind("pthread_cond_wait");
 }
 
 void python_find(void)
@@ -76,16 +84,34 @@ static void record(int64_t start, int64_t end)
     journal_leave();
 }
 
+static inline bool is_of_lock(const pthread_cond_t *condition)
+{
+    return !LIKELY((uintptr_t)condition - runtime >= runtime_end - runtime) && state;
+}
+
 __attribute__((visibility("default"))) int
 pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
                        const struct timespec *until)
 {
+    if (!real_timed_wait)
+        resolve();
+    if (!is_of_lock(condition))
+        return real_timed_wait(condition, mutex, until);
+    int64_t start = clock_monotonic();
+    int result = real_timed_wait(condition, mutex, until);
+    record(start, clock_monotonic());
+    return result;
+}
+
+__attribute__((visibility("default"))) int pthread_cond_wait(pthread_cond_t *condition,
+                                                             pthread_mutex_t *mutex)
+{
     if (!real_wait)
         resolve();
-    if (LIKELY((uintptr_t)condition - runtime >= runtime_end - runtime) || !state)
-        return real_wait(condition, mutex, until);
+    if (!is_of_lock(condition))
+        return real_wait(condition, mutex);
     int64_t start = clock_monotonic();
-    int result = real_wait(condition, mutex, until);
+    int result = real_wait(condition, mutex);
     record(start, clock_monotonic());
     return result;
 }
