@@ -2,12 +2,13 @@
 
     python benchmarks/probes.py [--rounds N] [--json FILE]
 
-Each column is a process of its own: outside a trace; in a trace with the compiled fast path, where
-that is built; in a trace in pure Python; and that with an NVTX tool listening (a stand-in that
-does nothing, built from nvtx_tool.c where a C compiler is found). In a process all rows take turns,
-round by round, so that a machine that speeds up and slows down does so for all of them. A figure is
-ns of processor time for one use (a busy machine makes a process wait, which is nobody's cost),
-the empty loop taken off: the median over the rounds, with the quartiles.
+Each column is a process of its own: outside a trace; in a trace with the fast path of this tree,
+compiled here where a C compiler is found; in a trace in pure Python; and that with an NVTX tool
+listening (nvtx_tool.c, which does nothing). In a process all rows take turns, round by round, so
+that a machine that speeds up and slows down does so for all of them. A figure is ns of processor
+time for one use (a busy machine makes a process wait, which is nobody's cost), the empty loop taken
+off: the median over the rounds, with the quartiles; under the table the same against the goals, as
+the ratio of each round, and the least. About half a minute.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +29,12 @@ from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+NATIVE = ROOT / "probes" / "native"
 USES = 10_000
+FAST = "in a trace, C"
+GOALS = {"rca_llm.span": (120, "nvtx.annotate"), "rca_llm.record": (60, "perf_counter_ns")}
+"""ns at most by the C path, and what each is paired with."""
 
 Row = Callable[[int], None]
 
@@ -66,6 +73,43 @@ def floors() -> dict[str, Row]:
         "perf_counter_ns": clock,
         "empty with": empty_with,
         "2 clock reads, 3 stores": stores,
+    } | in_c()
+
+
+def in_c() -> dict[str, Row]:
+    """The least that C can do; nothing where span_floor.c is not compiled."""
+    try:
+        import span_floor  # type: ignore[import-not-found]  # compiled by `columns`
+    except ImportError:
+        return {}
+    idle, bare, timed, mark = (
+        getattr(span_floor, name) for name in ("idle", "bare", "timed", "mark")
+    )
+
+    def usual(n: int) -> None:
+        for _ in range(n):
+            with idle("x"):
+                pass
+
+    def unbound(n: int) -> None:
+        for _ in range(n):
+            with bare("x"):
+                pass
+
+    def two_reads(n: int) -> None:
+        for _ in range(n):
+            with timed("x"):
+                pass
+
+    def one_read(n: int) -> None:
+        for _ in range(n):
+            mark("x")
+
+    return {
+        "empty context manager in C": usual,
+        "the same without bound methods": unbound,
+        "C that reads the clock twice": two_reads,
+        "C function that reads the clock": one_read,
     }
 
 
@@ -232,60 +276,73 @@ def _measure(rows: dict[str, Row], rounds: int) -> dict[str, list[float]]:
     }
 
 
-def in_child(rounds: int, wrapper: list[str], env: dict[str, str]) -> dict[str, list[float]]:
+def in_child(
+    rounds: int, wrapper: list[str], env: dict[str, str], folder: Path
+) -> dict[str, list[float]]:
     """`measure` in a process of its own."""
     command = [*wrapper, sys.executable, __file__, "--measure", "--rounds", str(rounds)]
     # -m looks for rca_llm in the current folder first, which must not be this checkout.
-    folder = env["PYTHONPATH"]
     done = subprocess.run(command, env=env, cwd=folder, stdout=subprocess.PIPE, check=True)
     result: dict[str, list[float]] = json.loads(done.stdout)
     return result
 
 
-def build_tool(folder: Path) -> Path | None:
-    """The stand-in NVTX tool, None without a C compiler."""
+def compile_c(source: Path, out: Path, *flags: str) -> bool:
+    """Compile a shared library; whether there is a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        return None
-    library = folder / "libnvtxtool.so"
-    source = HERE / "nvtx_tool.c"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, source], check=True)
-    return library
+        return False
+    command = [compiler, "-shared", "-fPIC", "-O2", "-std=c11", "-D_GNU_SOURCE", "-pthread"]
+    subprocess.run([*command, "-o", out, source, *flags], check=True)
+    return True
 
 
-def pure_copy(folder: Path) -> Path:
-    """The packages without their compiled fast path."""
+def for_python(source: Path, folder: Path) -> bool:
+    """Compile an extension module into a folder; whether that is possible here."""
+    include = sysconfig.get_paths()["include"]
+    if not Path(include, "Python.h").exists():
+        return False
+    out = folder / f"{source.stem}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    return compile_c(source, out, f"-I{include}", f"-I{NATIVE}", "-fvisibility=hidden")
+
+
+def copy(folder: Path) -> Path:
+    """The packages without anything compiled for Python."""
     for name in ("rca_llm", "probes", "exporters"):
-        leave = shutil.ignore_patterns("_recorder*.so", "__pycache__")
-        shutil.copytree(HERE.parent / name, folder / name, symlinks=True, ignore=leave)
+        leave = shutil.ignore_patterns("_*.so", "__pycache__")
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=leave)
     return folder
 
 
 def columns(rounds: int) -> dict[str, dict[str, list[float]]]:
     """The figures of every column."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("RCA_LLM_")}
-    env["PYTHONPATH"] = str(HERE.parent)
     trace = [sys.executable, "-m", "rca_llm", "trace", "--force"]
-    found = {"outside": in_child(rounds, [], env)}
+    found: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         command = [*trace, "-o", str(folder / "run"), "--"]
-        if list((HERE.parent / "probes" / "native").glob("_recorder*.so")):
-            found["in a trace, C"] = in_child(rounds, command, env)
-        env["PYTHONPATH"] = str(pure_copy(folder / "pure"))
-        found["in a trace, Python"] = in_child(rounds, command, env)
-        tool = build_tool(folder)
-        if tool is None:
-            print("left out: in a trace with an NVTX tool (no C compiler)", file=sys.stderr)
-        else:
+        pure, fast = copy(folder / "pure"), copy(folder / "fast")
+        for_python(HERE / "span_floor.c", folder)
+        paths = [str(folder), *filter(None, [env.get("PYTHONPATH")])]
+        env["PYTHONPATH"] = os.pathsep.join([str(fast), *paths])
+        found["outside"] = in_child(rounds, [], env, fast)
+        if for_python(NATIVE / "_recorder.c", fast / "probes" / "native"):
+            found[FAST] = in_child(rounds, command, env, fast)
+        env["PYTHONPATH"] = os.pathsep.join([str(pure), *paths])
+        found["in a trace, Python"] = in_child(rounds, command, env, pure)
+        tool = folder / "libnvtxtool.so"
+        if compile_c(HERE / "nvtx_tool.c", tool):
             env["NVTX_INJECTION64_PATH"] = str(tool)
-            found["Python, with NVTX"] = in_child(rounds, command, env)
+            found["Python, with NVTX"] = in_child(rounds, command, env, pure)
+        else:
+            print("left out: C, and an NVTX tool (no C compiler)", file=sys.stderr)
     return found
 
 
 def table(found: dict[str, dict[str, list[float]]]) -> str:
     """A Markdown table: median (quartiles) in ns."""
-    names = list(next(iter(found.values())))
+    names = list(dict.fromkeys(name for column in found.values() for name in column))
     lines = ["| ns a use | " + " | ".join(found) + " |", "|---|" + "---:|" * len(found)]
     for name in names:
         cells = [_cell(column.get(name, [])) for column in found.values()]
@@ -300,10 +357,24 @@ def _cell(times: list[float]) -> str:
     return f"{middle:.0f} ({low:.0f}–{high:.0f})"
 
 
+def goals(found: dict[str, list[float]]) -> str:
+    """Each goal with its figure, its least, and its ratio to what it is paired with."""
+    lines: list[str] = []
+    for name, (most, other) in GOALS.items():
+        times, paired = found[name], found.get(other)
+        line = f"{name}: goal {most} ns, median {_cell(times)}, least {min(times):.0f}"
+        if paired is not None:
+            ratios = [ours / theirs for ours, theirs in zip(times, paired, strict=True)]
+            cuts = statistics.quantiles(ratios, n=4)
+            line += f"; over {other} {cuts[1]:.2f} ({cuts[0]:.2f}–{cuts[2]:.2f})"
+        lines.append(line)
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -316,6 +387,8 @@ def main() -> None:
     )
     print(f"{machine}; median (quartiles) of {options.rounds} rounds of {USES} uses\n")
     print(table(found))
+    if FAST in found:
+        print("\n" + goals(found[FAST]))
     if options.json is not None:
         options.json.write_text(json.dumps({"machine": machine, "ns": found}, indent=1) + "\n")
 

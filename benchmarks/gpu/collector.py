@@ -438,79 +438,10 @@ def _within(kernels: Any, begin: int, end: int) -> int:
 
 
 def spans(session: Session) -> None:
-    """What `span` and `record` cost here, in C and in Python, beside the least possible."""
-    import sysconfig
-
-    probes = session.work / "probes"
-    shutil.rmtree(probes, ignore_errors=True)
-    shutil.copytree(ROOT / "probes", probes, ignore=shutil.ignore_patterns("*.so"))
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    flags = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-fPIC", "-shared", "-fvisibility=hidden"]
-    flags += [f"-I{sysconfig.get_paths()['include']}", f"-I{NATIVE}", "-pthread"]
-
-    def compile_one(source: Path, out: Path) -> Any:
-        return session.run(["cc", *flags, str(source), "-o", f"{out}{suffix}"], {})
-
-    found: dict[str, Any] = {
-        "floor": compile_one(WORKLOAD.with_name("span_floor.c"), session.work / "span_floor")
-    }
-    for name in ("python", "c"):
-        if name == "c":
-            native = probes / "native" / "_recorder"
-            found["compiler"] = compile_one(NATIVE / "_recorder.c", native)
-        run, _ = session.traced(f"spans-{name}")
-        parts = [str(probes / "bootstrap"), str(session.work), os.environ.get("PYTHONPATH", "")]
-        env = {"RCA_LLM_RUN": str(run), "PYTHONPATH": os.pathsep.join(parts)}
-        found[name] = session.run([sys.executable, "-c", SPANS], env)
-    session.keep("spans", found)
-
-
-SPANS = """
-import json, sys
-from time import perf_counter_ns
-import span_floor
-probes = sys.modules["_rca_llm_probes"]
-span, record = probes.span, probes.record
-idle, timed, mark = span_floor.idle, span_floor.timed, span_floor.mark
-N, ROUNDS = 2000, 300
-def loop():
-    for _ in range(N): pass
-def clock():
-    for _ in range(N): perf_counter_ns()
-def idle_span():
-    for _ in range(N):
-        with idle("x"): pass
-def timed_span():
-    for _ in range(N):
-        with timed("x"): pass
-def our_span():
-    for _ in range(N):
-        with span("x"): pass
-def timed_mark():
-    for _ in range(N): mark("x")
-def our_record():
-    for _ in range(N): record("x")
-works = [loop, clock, idle_span, timed_span, our_span, timed_mark, our_record]
-try:
-    import nvtx
-    def annotate():
-        for _ in range(N):
-            with nvtx.annotate("x"): pass
-    works.append(annotate)
-except ImportError:
-    pass
-found = {}
-for _ in range(ROUNDS):
-    for work in works:
-        begun = perf_counter_ns(); work()
-        found.setdefault(work.__name__, []).append((perf_counter_ns() - begun) / N)
-found = {name: sorted(times) for name, times in found.items()}
-bare = {key: found["loop"][at] for key, at in (("least", 0), ("median", ROUNDS // 2))}
-print(json.dumps({name: [round(times[0] - bare["least"], 1),
-                         round(times[ROUNDS // 2] - bare["median"], 1)]
-                  for name, times in found.items()} | {"fast": probes.recorder.fast is not None}))
-"""
-"""ns of each, the loop taken off: the least of all rounds, and the median."""
+    """What `span` and `record` cost on this host, beside the least possible: no GPU needed."""
+    figures = session.out / "probes.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "probes.py"), "--json", str(figures)]
+    session.keep("spans", session.run(command, {}))
 
 
 def record(session: Session) -> None:
