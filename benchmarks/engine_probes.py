@@ -5,9 +5,9 @@
 One process runs a small random Llama with the engine core inside it and decodes with a full batch.
 Blocks of steps with every wrapper in place and recording alternate with blocks in which the
 original functions are put back and the gate is shut; what is compared is the time of a step, pair
-by pair. `probe_us` is the time inside the wrappers alone, from the same steps replayed without the
-model: `schedule` and `update_from_output` on stand-ins that return at once, so that a noisy machine
-does not drown it. Medians with quartiles.
+by pair. `probe_us` is the processor time of the wrappers alone: all that a decode step passes
+through, in this process, around functions that do nothing, less the same without wrappers, so that
+neither the model nor other work of the machine drowns it. Medians with quartiles.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
 from types import SimpleNamespace
@@ -30,6 +31,8 @@ ROOT = HERE.parent
 BATCHES = (1, 8, 64)
 BLOCK = 8
 """Steps between two switches."""
+ALONE = 200
+"""Steps without a model between two readings of the clock."""
 
 
 def main() -> None:
@@ -153,29 +156,84 @@ def _wrapped() -> Any:
 
 
 def _alone(batch: int, pairs: int) -> dict[str, Any]:
-    """The processor time of the scheduler's wrappers in a decode step, us, without an engine."""
-    probes = sys.modules["_rca_llm_probes.engines.vllm_scheduler"]
-    targets: Any = probes.TARGETS["vllm.v1.core.sched.scheduler"]
-    names = [f"alone-{batch}-{number}" for number in range(batch)]
-    output, ended = _stand_ins(names)
-    schedule = targets["Scheduler.schedule"](lambda _self: output)
-    update = targets["Scheduler.update_from_output"](lambda _self, _output, _model: ended)
-    scheduler = SimpleNamespace(
+    """The processor time of the wrappers in a decode step, us, around functions that do nothing."""
+    plain, wrapped = _Work(batch, _bare), _Work(batch, _wrapper)
+    more: list[float] = []
+    for number in range(pairs):
+        order = (plain, wrapped) if number % 2 else (wrapped, plain)
+        spent = {work: work.spent() for work in order}
+        more.append(spent[wrapped] - spent[plain])
+    return {"probe_us": _quartiles(more)}
+
+
+def _bare(_module: str, _name: str, function: Callable[..., Any]) -> Any:
+    return function
+
+
+def _wrapper(module: str, name: str, function: Callable[..., Any]) -> Any:
+    """What the probes make of a function of vLLM."""
+    for file in ("vllm_core", "vllm_scheduler", "vllm_frontend"):
+        probes = import_module(f"_rca_llm_probes.engines.{file}")
+        make = probes.TARGETS.get(module, {}).get(name)
+        if make:
+            return make(function)
+    raise LookupError(name)
+
+
+class _Work:
+    """One decode step of vLLM without vLLM: what is wrapped of it, called as the engine does."""
+
+    def __init__(self, batch: int, wrapped: Callable[[str, str, Any], Any]) -> None:
+        names = [f"alone-{batch}-{number}" for number in range(batch)]
+        self.output, self.ended = _stand_ins(names)
+        self.scheduler = _scheduler(names)
+        self.frontend = SimpleNamespace(request_states=dict.fromkeys(names))
+        core, worker = "vllm.v1.engine.core", "vllm.v1.worker.gpu_worker"
+        scheduler, frontend = "vllm.v1.core.sched.scheduler", "vllm.v1.engine.output_processor"
+        self.step = wrapped(core, "EngineCore.step", self._step)
+        self.schedule = wrapped(scheduler, "Scheduler.schedule", self._planned)
+        self.update = wrapped(scheduler, "Scheduler.update_from_output", self._ended)
+        self.execute = wrapped(worker, "Worker.execute_model", self._nothing)
+        self.sample = wrapped(worker, "Worker.sample_tokens", self._nothing)
+        self.process = wrapped(frontend, "OutputProcessor.process_outputs", self._nothing)
+
+    def _planned(self, _scheduler: Any) -> Any:
+        return self.output
+
+    def _ended(self, _scheduler: Any, _output: Any, _model: Any) -> Any:
+        return self.ended
+
+    def _nothing(self, *_: Any) -> None:
+        pass
+
+    def _step(self) -> None:
+        self.schedule(self.scheduler)
+        self.execute(self, self.output)
+        self.sample(self)
+        self.update(self.scheduler, self.output, None)
+
+    def spent(self) -> float:
+        """The processor time of a step, us."""
+        begun = thread_time_ns()
+        for _ in range(ALONE):
+            # An engine makes the list of its batch anew for every step.
+            cached = self.output.scheduled_cached_reqs
+            cached.req_ids = list(cached.req_ids)
+            self.step()
+            self.process(self.frontend, self.ended[0].outputs, None)
+        return (thread_time_ns() - begun) / ALONE / 1000
+
+
+def _scheduler(names: list[str]) -> Any:
+    return SimpleNamespace(
         requests={name: SimpleNamespace(num_prompt_tokens=8) for name in names},
         waiting=[],
         running=names,
         kv_cache_manager=SimpleNamespace(
             usage=0.5, block_pool=SimpleNamespace(get_num_free_blocks=lambda: 7)
         ),
+        _preempt_request=None,
     )
-    times: list[float] = []
-    for _ in range(pairs):
-        begun = thread_time_ns()
-        for _ in range(100):
-            schedule(scheduler)
-            update(scheduler, output, None)
-        times.append((thread_time_ns() - begun) / 100_000)
-    return {"probe_us": _quartiles(times)}
 
 
 def _stand_ins(names: list[str]) -> tuple[Any, Any]:

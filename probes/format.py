@@ -90,6 +90,8 @@ END = 18  # closes what lies in an unmapped block: a end, b file offset of its c
 MARK = 19  # a time, c request, e name
 NUMBER = 20  # of the SPAN, MARK before: b value (int64, with FLAG_FLOAT float64), e name
 REQUEST = 21  # a time, b count, c one of REQUEST_EVENTS, d request
+# e: how many cells back the STEP stands whose batch it has, 0 its own; then d is 0, and b of its
+# MORE the tokens out of each.
 STEP = 22  # a start, b end (0 = open), c one of STEP_MODES, d number of STEP_REQUEST cells
 STEP_REQUEST = 23  # a tokens (-1 unknown), b tokens out, c one of PHASES, d request
 STATE = 24  # a start, b end, c one of THREAD_STATES, d pid, e tid

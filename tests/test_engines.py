@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from rca_llm.trace import Timeline
 from tests.traced import Traced, environment, texts, trace
 
@@ -138,6 +140,56 @@ def test_vllm_requests_have_the_ids_of_clients_and_their_ends(tmp_path: Path) ->
     )
     assert ("preempted", "client-a") in marks
     assert ("resumed", "client-a") in marks
+
+
+DECODING = PROGRAM.replace(
+    'print("ran")',
+    """
+frontend.request_states["b"] = None
+for names, tokens in (("ab", "ab"), ("ab", "ab"), ("ab", "a"), ("ab", "ab"), ("a", "a"), ("a", "")):
+    more = step(cached=names, computed=[20, 20][:len(names)], **dict.fromkeys(names, 1))
+    engine.plan = [more]
+    engine.schedule()
+    engine.update_from_output(more, out(**dict.fromkeys(tokens)))
+print("ran")
+""",
+)
+
+
+def _decoding(folder: Path) -> list[tuple[int, list[str | None], int]]:
+    """Of the steps that only decode: their number, their batch, and the tokens that came out."""
+    modules = {
+        "vllm__v1__core__sched__scheduler": SCHEDULER,
+        "vllm__v1__engine__output_processor": FRONTEND,
+    }
+    done = _run(folder, DECODING, **modules)
+    assert (done.status, done.stdout, done.stderr) == (0, "ran\n", "")
+    timeline = done.timeline()
+    steps, batch = timeline["steps"], timeline["batch"]
+    names = np.array(texts(timeline, "batch", "request"))
+    phases = np.array(texts(timeline, "batch", "phase"))
+    ends = timeline["tokens"]["t"]
+    found: list[tuple[int, list[str | None], int]] = []
+    for row in np.argsort(steps["start"])[3:].tolist():
+        mine = batch["step"] == row
+        assert set(phases[mine]) == {"decode"}
+        assert batch["tokens"][mine].tolist() == [1] * int(mine.sum())
+        out = int((ends == steps["end"][row]).sum())
+        found.append((int(steps["id"][row]), sorted(names[mine]), out))
+    return found
+
+
+def test_steps_that_decode_the_same_requests_keep_batch_and_tokens(tmp_path: Path) -> None:
+    """Their batch is written once; one that ends otherwise than they did is written anew."""
+    both: list[str | None] = ["client-a", "client-b"]
+    assert _decoding(tmp_path) == [
+        (4, both, 2),
+        (5, both, 2),
+        (6, both, 1),
+        (7, both, 2),
+        (8, ["client-a"], 1),
+        (9, ["client-a"], 0),
+    ]
 
 
 def test_vllm_samples_its_queues_and_its_cache(tmp_path: Path) -> None:

@@ -7,10 +7,8 @@ Nothing here raises what belongs to us. Standard library only, Python >= 3.7.
 
 from __future__ import annotations
 
-from array import array
-
 from .. import format as layout
-from ..recorder import FAULTS, WORDS_A_CELL, current, put
+from ..recorder import FAULTS, WORDS_A_CELL, current, fast, put
 from ..scope import EVENTS, PHASES
 from ..span import RICH, SPAN, SUSPENDED
 
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from mmap import mmap
     from struct import pack, unpack
+    from typing import Any
 
     Batch = Iterable[tuple[str, str, int]]
 else:
@@ -62,6 +61,8 @@ def span(
     ``size`` is what was moved, in bytes.
     """
     try:
+        if fast and size is None and fast.over(name, kind, start, end, request, overlaps):
+            return
         here = current()
         room = here.reserve(1 if size is None else 2)
         if room is None:
@@ -116,6 +117,11 @@ def batch_cell(request: str, phase: str, tokens: int) -> bytes:
     return _CELL.pack(tokens, 0, PHASES[phase], here.ids[request], 0, _STEP_REQUEST)
 
 
+# The recorder, cells and place of the last batch that was written whole: steps that decode on have
+# the same again and again, and a page of the file that is touched first costs more than all else.
+_whole: list[Any] = [None, b"", 0]
+
+
 class Step:
     """An engine step that is under way; steps may overlap, and end on any thread.
 
@@ -123,22 +129,23 @@ class Step:
     the other; an engine may keep both from step to step, since most of a batch stays the same.
     """
 
-    __slots__ = ("_at", "_names", "_words")
+    __slots__ = ("_at", "_cells", "_names", "_recorder", "_under_way", "_words")
 
     def __init__(self, id: int, start: int, names: Sequence[str], cells: bytes) -> None:
         self._names = names
+        self._cells = cells
         self._words: memoryview[int] | None = None
-        count = len(names)
-        room = current().reserve(2 + count)
+        self._recorder = here = current()
+        again = cells == _whole[1] and here is _whole[0] and len(cells) > 0
+        room = here.reserve(2 if again else 2 + len(names))
         if room is None:
             return
         words, at = room
-        put(words, at + WORDS_A_CELL, layout.MORE, id, -1)
-        if count:
-            first = (at + 2 * WORDS_A_CELL) * 8
-            block: mmap = words.obj  # type: ignore[assignment]  # the mapping below the view
-            block[first : first + len(cells)] = cells
-        put(words, at, layout.STEP, start, 0, 0, count, 0, layout.FLAG_MORE)
+        place = here.place(at)
+        back = place - _whole[2] if again else 0
+        if not again:
+            _whole[:] = here, cells, place
+        self._under_way = _begin(words, at, id, start, b"" if again else cells, back)
         self._words, self._at = words, at
 
     @classmethod
@@ -154,29 +161,64 @@ class Step:
 
     def end(self, time: int, tokens: Iterable[tuple[str, int]]) -> None:
         """The step is over, and so many tokens of each request left the engine with it."""
-        words = self._words
-        if words is None:
+        if self._words is None:
             return
+        words, at = self._spelled_out(self._words, self._at)
         # Behind the cells STEP and MORE, the second word of a request's cell.
-        first = self._at + 2 * WORDS_A_CELL + 1
+        first = at + 2 * WORDS_A_CELL + 1
         place = {name: number for number, name in enumerate(self._names)}
         for request, count in tokens:
             found = place.get(request)
             if found is not None:
                 words[first + found * WORDS_A_CELL] = count
-        words[self._at + 1] = time
+        words[at + 1] = time
+
+    def _spelled_out(self, words: memoryview[int], at: int) -> tuple[memoryview[int], int]:
+        """Its cells with its batch behind them, written anew where they only told of another's."""
+        if not words[at + 3] & layout.ALL:
+            return words, at
+        room = self._recorder.reserve_always(2 + len(self._names))
+        if room is None:
+            return words, at
+        id, start = words[at + WORDS_A_CELL], words[at]
+        words[at + 3] = words[at + WORDS_A_CELL + 3] = 0
+        _put_step(room[0], room[1], id, start, self._cells, 0)
+        return room
 
     def end_alike(self, time: int, count: int) -> None:
         """The step is over, and ``count`` tokens of every request left the engine with it."""
-        words = self._words
+        words, at = self._words, self._at
         if words is None:
             return
-        first = self._at + 2 * WORDS_A_CELL + 1
-        many = len(self._names)
-        if many:
-            words[first : first + many * WORDS_A_CELL : WORDS_A_CELL] = _alike(count, many)
-        words[self._at + 1] = time
+        if fast:
+            fast.step_over(self._under_way, time, count)
+            return
+        if words[at + 3] & layout.ALL:
+            words[at + WORDS_A_CELL + 1] = count
+        else:
+            first = at + 2 * WORDS_A_CELL + 1
+            for place in range(first, first + len(self._names) * WORDS_A_CELL, WORDS_A_CELL):
+                words[place] = count
+        words[at + 1] = time
 
 
-def _alike(count: int, many: int) -> memoryview[int]:
-    return memoryview(array("q", (count,)) * many)
+def _begin(
+    words: memoryview[int], at: int, id: int, start: int, cells: bytes, back: int
+) -> object | None:
+    """Fill room for a step, in C where that was built; gives what C must know to end it."""
+    if fast:
+        made: object = fast.step(words, at, id, start, cells, back)
+        return made
+    _put_step(words, at, id, start, cells, back)
+    return None
+
+
+def _put_step(
+    words: memoryview[int], at: int, id: int, start: int, cells: bytes, back: int
+) -> None:
+    put(words, at + WORDS_A_CELL, layout.MORE, id, -1)
+    first = (at + 2 * WORDS_A_CELL) * 8
+    block: mmap = words.obj  # type: ignore[assignment]  # the mapping below the view
+    block[first : first + len(cells)] = cells
+    count = len(cells) // layout.CELL_BYTES
+    put(words, at, layout.STEP, start, 0, 0, count, back, layout.FLAG_MORE)

@@ -22,6 +22,8 @@ enum {
 };
 
 #define FAILED ((int64_t)RCA_FLAG_ERROR << 40)
+#define RICH ((int64_t)RCA_FLAG_MORE << 40)
+#define SUSPENDED ((int64_t)RCA_FLAG_ASYNC << 40)
 
 /* Words of the texts looked up lately, by the address of the text: names in a program's code are the
  * same objects each time, and a look into a dictionary of large numbers costs as much as all else. */
@@ -314,11 +316,19 @@ static Span *new_span(void)
     return self;
 }
 
+/* Lets a span stand for a cell that was reserved in a block. */
+static void hold(Span *self, PyObject *view, int64_t *cell)
+{
+    self->view = Py_NewRef(view);
+    self->cell = cell;
+    self->generation = generation;
+}
+
 /* ---------------------------------------------------------------- span and record */
 
 /* What a call asks for, as far as the fast paths know it; borrowed. */
 typedef struct Call {
-    PyObject *name, *kind, *request;
+    PyObject *name, *kind, *request, *step;
 } Call;
 
 static int parse(Call *call, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords,
@@ -335,12 +345,17 @@ static int parse(Call *call, PyObject *const *arguments, Py_ssize_t count, PyObj
             call->kind = arguments[count + i];
         else if (!call->request && !PyUnicode_CompareWithASCIIString(keyword, "request"))
             call->request = arguments[count + i];
+        else if (takes_kind && !PyUnicode_CompareWithASCIIString(keyword, "step"))
+            call->step = arguments[count + i];
         else
             return 0;
     }
     if (call->request == Py_None)
         call->request = NULL;
-    return (!call->kind || PyUnicode_CheckExact(call->kind)) &&
+    if (call->step == Py_None)
+        call->step = NULL;
+    return (!call->step || PyLong_CheckExact(call->step)) &&
+           (!call->kind || PyUnicode_CheckExact(call->kind)) &&
            (!call->request || PyUnicode_CheckExact(call->request));
 }
 
@@ -389,8 +404,9 @@ static inline int add_request(Room *here, Call *call, int64_t *word)
     return known && (!call->kind || recall(here->known_kinds, here->kinds, call->kind, word));
 }
 
-/* Whether this thread has a recorder with room: NOTHING where none may be written, RAISED where
- * Python code that ran in between (a signal handler of the program) has raised. */
+/* Whether this thread has a recorder with room for some cells: 0 where Python must see to it,
+ * NOTHING where none may be written, RAISED where Python code that ran in between (a signal handler
+ * of the program) has raised. */
 enum { NOTHING = -1, RAISED = -2 };
 
 static int refill(Room *here)
@@ -412,11 +428,13 @@ static int refill(Room *here)
     return here->at < here->last ? room : more ? NOTHING : 0;
 }
 
-static inline int has_room(Room *here)
+static inline int has_room(Room *here, Py_ssize_t cells)
 {
     if (!here)
         return 0;
-    return here->at < here->last ? 1 : refill(here);
+    if (here->at + (cells - 1) * WORDS_A_CELL < here->last)
+        return 1;
+    return cells > 1 ? 0 : refill(here);
 }
 
 /* The calling thread's recorder, NULL where it has none. */
@@ -426,12 +444,28 @@ static inline Room *own_room(void)
     return mine->generation == generation ? mine->room : NULL;
 }
 
-/* Reserves a cell; nothing between this and its last store runs Python code. */
-static inline int64_t *next_cell(Room *here)
+/* Reserves cells; nothing between this and their last store runs Python code. */
+static inline int64_t *next_cells(Room *here, Py_ssize_t count)
 {
     int64_t *cell = here->words + here->at;
-    here->at += WORDS_A_CELL;
+    here->at += count * WORDS_A_CELL;
     return cell;
+}
+
+/* The number of a step: -1, which stands for none, where it is too large for a cell. */
+static int64_t step_number(PyObject *step)
+{
+    int overflow;
+    int64_t number = PyLong_AsLongLongAndOverflow(step, &overflow);
+    return overflow || number < 0 ? -1 : number;
+}
+
+/* Fills a MORE cell, which tells the step of the span before it; no path, no size. */
+static void put_step(int64_t *more, int64_t step)
+{
+    more[0] = step;
+    more[1] = -1;
+    __atomic_store_n(&more[3], (int64_t)cell_tag(RCA_MORE, 0) << 32, __ATOMIC_RELEASE);
 }
 
 static PyObject *fast_span(PyObject *module, PyObject *const *arguments, Py_ssize_t count,
@@ -443,7 +477,7 @@ static PyObject *fast_span(PyObject *module, PyObject *const *arguments, Py_ssiz
     if (!parse(&call, arguments, count, keywords, 1))
         return PyObject_Vectorcall(slow_span, arguments, (size_t)count, keywords);
     Room *here = own_room();
-    int room = has_room(here);
+    int room = has_room(here, call.step ? 2 : 1);
     if (room < 0)
         return room == RAISED ? NULL : Py_NewRef(off);
     if (!room || !recall(here->known_spans, here->spans, call.name, &last) ||
@@ -452,12 +486,12 @@ static PyObject *fast_span(PyObject *module, PyObject *const *arguments, Py_ssiz
     Span *made = new_span();
     if (!made)
         return NULL;
-    int64_t *cell = next_cell(here);
-    made->view = Py_NewRef(here->view);
-    made->cell = cell;
-    made->generation = generation;
+    int64_t *cell = next_cells(here, call.step ? 2 : 1);
+    hold(made, here->view, cell);
     cell[2] = middle;
-    __atomic_store_n(&cell[3], last, __ATOMIC_RELEASE);
+    if (call.step)
+        put_step(cell + WORDS_A_CELL, step_number(call.step));
+    __atomic_store_n(&cell[3], call.step ? last | RICH : last, __ATOMIC_RELEASE);
     return (PyObject *)made;
 }
 
@@ -468,7 +502,7 @@ static PyObject *fast_record(PyObject *module, PyObject *const *arguments, Py_ss
     Call call = {0};
     int64_t middle = 0, last = 0;
     Room *here = own_room();
-    int room = parse(&call, arguments, count, keywords, 0) ? has_room(here) : 0;
+    int room = parse(&call, arguments, count, keywords, 0) ? has_room(here, 1) : 0;
     if (room == RAISED)
         return NULL;
     if (room < 0)
@@ -476,10 +510,110 @@ static PyObject *fast_record(PyObject *module, PyObject *const *arguments, Py_ss
     if (!room || !recall(here->known_marks, here->marks, call.name, &last) ||
         !add_request(here, &call, &middle))
         return PyObject_Vectorcall(slow_record, arguments, (size_t)count, keywords);
-    int64_t *cell = next_cell(here);
+    int64_t *cell = next_cells(here, 1);
     cell[0] = counter_clock();
     cell[2] = middle;
     __atomic_store_n(&cell[3], last, __ATOMIC_RELEASE);
+    Py_RETURN_NONE;
+}
+
+/* ---------------------------------------------------------------- what has happened already */
+
+/* over(name, kind, start, end, request, overlaps): a span of the past, which belongs to no scope.
+ * False: nothing was written, the slow path must. */
+static PyObject *over(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)module;
+    int64_t middle = 0, last = 0;
+    Room *here = own_room();
+    int room = count == 6 ? has_room(here, 1) : 0;
+    if (room == RAISED)
+        return NULL;
+    if (room < 0)
+        Py_RETURN_TRUE;
+    PyObject *request = room ? arguments[4] : NULL;
+    if (!room || !PyUnicode_CheckExact(arguments[0]) || !PyUnicode_CheckExact(arguments[1]) ||
+        !(request == Py_None || PyUnicode_CheckExact(request)) ||
+        !PyLong_CheckExact(arguments[2]) || !PyLong_CheckExact(arguments[3]) ||
+        !recall(here->known_spans, here->spans, arguments[0], &last) ||
+        !recall(here->known_kinds, here->kinds, arguments[1], &middle) ||
+        !(request == Py_None || look_up(here->ids, request, &middle)))
+        Py_RETURN_FALSE;
+    int64_t start = PyLong_AsLongLong(arguments[2]), end = PyLong_AsLongLong(arguments[3]);
+    if (PyErr_Occurred())
+        return NULL;
+    int64_t *cell = next_cells(here, 1);
+    cell[0] = start;
+    cell[1] = end;
+    cell[2] = middle;
+    last |= arguments[5] == Py_True ? SUSPENDED : 0;
+    __atomic_store_n(&cell[3], last, __ATOMIC_RELEASE);
+    Py_RETURN_TRUE;
+}
+
+/* A step under way: its cell, a MORE cell, and one of each request of its batch behind them, or how
+ * many cells back the step stands that has the same batch. */
+static PyObject *step_under_way(PyObject *view, int64_t *cell, int64_t id, int64_t start,
+                                Py_buffer *batch, uint32_t back)
+{
+    int64_t tag = (int64_t)cell_tag(RCA_STEP, RCA_FLAG_MORE) << 32 | back;
+    Span *made = new_span();
+    if (!made)
+        return NULL;
+    hold(made, view, cell);
+    put_step(cell + WORDS_A_CELL, id);
+    memcpy(cell + 2 * WORDS_A_CELL, batch->buf, (size_t)batch->len);
+    cell[0] = start;
+    cell[2] = (int64_t)(batch->len / RCA_CELL_BYTES) << 32;
+    __atomic_store_n(&cell[3], tag, __ATOMIC_RELEASE);
+    return (PyObject *)made;
+}
+
+/* Room that Python has reserved, (words, at), as a pointer; NULL where it lies in no block. */
+static int64_t *reserved(PyObject *words, Py_ssize_t at, Py_ssize_t cells)
+{
+    Py_buffer *block = PyMemoryView_Check(words) ? PyMemoryView_GET_BUFFER(words) : NULL;
+    if (!block || block->readonly || at < 0 || (at + cells * WORDS_A_CELL) * 8 > block->len) {
+        PyErr_SetString(PyExc_ValueError, "no room in words");
+        return NULL;
+    }
+    return (int64_t *)block->buf + at;
+}
+
+/* step(words, at, id, start, batch, back): fills room for a step whose batch is given as its cells,
+ * or stands some cells back. */
+static PyObject *begin_step(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    PyObject *words;
+    Py_ssize_t at;
+    long long id, start;
+    unsigned back;
+    Py_buffer batch;
+    if (!PyArg_ParseTuple(arguments, "OnLLy*I", &words, &at, &id, &start, &batch, &back))
+        return NULL;
+    int64_t *cell = reserved(words, at, 2 + batch.len / RCA_CELL_BYTES);
+    PyObject *made = cell ? step_under_way(words, cell, id, start, &batch, back) : NULL;
+    PyBuffer_Release(&batch);
+    return made;
+}
+
+/* step_over(step, end, tokens): so many tokens of every request left with a step, which is over. */
+static PyObject *step_over(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    Span *step;
+    long long end, tokens;
+    if (!PyArg_ParseTuple(arguments, "O!LL", span_type, &step, &end, &tokens))
+        return NULL;
+    if (step->generation != generation)
+        Py_RETURN_NONE;
+    int64_t *more = step->cell + WORDS_A_CELL, *request = more + WORDS_A_CELL;
+    if ((uint32_t)step->cell[3])
+        more[1] = tokens;
+    for (int64_t i = step->cell[2] >> 32; i > 0; i--, request += WORDS_A_CELL)
+        request[1] = tokens;
+    __atomic_store_n(&step->cell[1], end, __ATOMIC_RELEASE);
     Py_RETURN_NONE;
 }
 
@@ -536,6 +670,15 @@ static PyMethodDef functions[] = {
     {"record", (PyCFunction)(void *)fast_record, METH_FASTCALL | METH_KEYWORDS,
      "record(name, request=None, **numbers)\n--\n\n"
      "Mark this instant; as `rca_llm.probes.span.record`."},
+    {"over", (PyCFunction)(void *)over, METH_FASTCALL,
+     "over(name, kind, start, end, request, overlaps)\n--\n\n"
+     "Write a span of the past; False where nothing was written and Python must."},
+    {"step", begin_step, METH_VARARGS,
+     "step(words, at, id, start, batch, back)\n--\n\n"
+     "Fill reserved room for a step; gives what `step_over` takes."},
+    {"step_over", step_over, METH_VARARGS,
+     "step_over(step, end, tokens)\n--\n\n"
+     "End a step with which so many tokens of every request of its batch came."},
     {"adopt", adopt, METH_O, "Make a recorder that of the calling thread."},
     {"watch_gate", watch_gate, METH_O, "Look at this memoryview whether to record."},
     {"watch_requests", watch_requests, METH_NOARGS, "Look for request scopes from here on."},

@@ -26,6 +26,8 @@ enum {
     RCA_END = 18,
     RCA_MARK = 19,
     RCA_NUMBER = 20,
+    RCA_STEP = 22,
+    RCA_SCHED = 25,
     RCA_ANCHOR = 27,
     RCA_INFO = 28,
     RCA_GAP = 29,

@@ -321,7 +321,8 @@ class _Reading:
         places = places[~self._in_gap(cells["a"][places])]
         more, has_more = segment.followers(places, layout.MORE)
         modes = self.strings.codes(_known_names(layout.STEP_MODES))
-        batch = cells["d"][places].astype(np.int64)
+        whole = self._whole_steps(segment, places)
+        batch = cells["d"][whole].astype(np.int64)
         first_row = len(self.timeline["steps"])
         self.timeline.add(
             "steps",
@@ -337,11 +338,21 @@ class _Reading:
                 },
             ),
         )
-        self._batches(segment, codes, places, batch, first_row)
+        rows, at = self._batches(segment, codes, whole, batch, first_row)
+        told = has_more & (whole != places)  # of all requests at once
+        out = np.where(told[rows], cells["b"][more][rows], cells["b"][at])
+        self._tokens_out(segment, at, cells["b"][places][rows], out)
+
+    def _whole_steps(self, segment: Segment, places: Ints) -> Ints:
+        """Of each STEP the place of the one that has its batch: itself, or an earlier one."""
+        earlier = places - segment.cells["e"][places].astype(np.int64)
+        known = (earlier >= 0) & (segment.kinds[np.maximum(earlier, 0)] == layout.STEP)
+        return np.where(known, earlier, places)
 
     def _batches(
         self, segment: Segment, codes: Codes, places: Ints, batch: Ints, first_row: int
-    ) -> None:
+    ) -> tuple[Ints, Ints]:
+        """Add the batches of some steps; the step and the place of each row, of those that are."""
         rows = np.repeat(np.arange(len(places)), batch)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(batch) - batch, batch)
         cells = segment.cells
@@ -361,16 +372,16 @@ class _Reading:
                 },
             ),
         )
-        self._tokens_out(segment, at, cells["b"][places][rows])
+        return rows, at
 
-    def _tokens_out(self, segment: Segment, at: Ints, ends: Ints) -> None:
+    def _tokens_out(self, segment: Segment, at: Ints, ends: Ints, out: Ints) -> None:
         """Tokens that left the engine when the step of each STEP_REQUEST cell ended."""
-        cells = segment.cells
-        out = np.flatnonzero((cells["b"][at] > 0) & (ends != 0))
-        for place, end in zip(at[out].tolist(), ends[out].tolist(), strict=True):
-            request = segment.names.get(int(cells["d"][place]))
+        rows = np.flatnonzero((out > 0) & (ends != 0))
+        names = segment.cells["d"][at[rows]].tolist()
+        for name, end, count in zip(names, ends[rows].tolist(), out[rows].tolist(), strict=True):
+            request = segment.names.get(name)
             if request is not None:
-                self.requests.event(request, "token", end, int(cells["b"][place]))
+                self.requests.event(request, "token", end, count)
 
     def _sched(self, segment: Segment) -> None:
         cells, places = segment.cells, segment.of(layout.SCHED)
