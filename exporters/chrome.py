@@ -1,8 +1,8 @@
 """Chrome's JSON trace in the words of Kineto, for chrome://tracing, Perfetto and our own reader.
 
 A trace of one input is one file, one of several a folder with a file for each, as torch.profiler
-writes them. What Kineto has no words for (requests, steps, samples) is there to be seen, and is
-not read back; the format `events` keeps everything.
+writes them. Requests, parts and samples are there to be seen; what Kineto has no words for stands
+besides in a block that our own reader takes back (`chrome_rest`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from rca_llm.exporters import chrome_rest
 from rca_llm.exporters.records import Record, records, rows_of
 from rca_llm.exporters.tracks import FIRST_ID, Processes, Track, analysis, counters
 from rca_llm.table import UNKNOWN, known
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 suffix = ".json"
 
 _CATEGORIES = {KERNEL: "kernel", MEMCPY: "gpu_memcpy", MEMSET: "gpu_memset"}
-_RANGES = {"cpu_op": "cpu_op", "python": "python_function"}
 _DIRECTIONS = {"H2D": "HtoD", "D2H": "DtoH", "D2D": "DtoD", "P2P": "PtoP", "H2H": "HtoH"}
 _LIMITS = {
     "sms": "numSms",
@@ -77,10 +77,12 @@ def _write_file(report: Report, number: int, target: Path) -> None:
     with target.open("wb") as file:
         file.write(encode(_outer(timeline, base))[:-1] + b',\n"traceEvents": [')
         separator = b"\n"
-        for event in _events(report, number, base):
+        ids = _Ids(timeline, Processes(), number)
+        for event in _events(report, number, base, ids):
             file.write(separator + encode(event))
             separator = b",\n"
-        file.write(b"\n]}\n")
+        rest = {chrome_rest.KEY: chrome_rest.block(report, number, ids.of)}
+        file.write(b"\n],\n" + encode(rest)[1:-1] + b"}\n")
 
 
 def _first_time(timeline: Timeline) -> int:
@@ -112,9 +114,8 @@ def _outer(timeline: Timeline, base: int) -> Record:
     return outer | ({"host_name": header.host} if header.host else {})
 
 
-def _events(report: Report, number: int, base: int) -> Iterator[Record]:
-    timeline, processes = report.trace.timelines[number], Processes()
-    ids = _Ids(timeline, processes, number)
+def _events(report: Report, number: int, base: int, ids: _Ids) -> Iterator[Record]:
+    timeline = report.trace.timelines[number]
     yield from ids.names()
     for row in records(timeline, "ranges"):
         yield _range(row, ids, base)
@@ -122,19 +123,19 @@ def _events(report: Report, number: int, base: int) -> Iterator[Record]:
         yield from _call(row, ids, base)
     yield from _device_work(timeline, ids, base)
     if number == 0:
-        yield from _seen_only(report, processes, base)
+        yield from _seen_only(report, ids.processes, base)
 
 
 class _Ids:
     """The processes and threads of one input as the viewers can take them."""
 
     def __init__(self, timeline: Timeline, processes: Processes, number: int) -> None:
-        self._timeline, self._processes, self._number = timeline, processes, number
+        self._timeline, self.processes, self._number = timeline, processes, number
 
     def of(self, row: Record) -> Record:
         """The process and thread of a record."""
-        process = self._processes.process(self._number, self._timeline, row.get("process", UNKNOWN))
-        return {"pid": process, "tid": self._processes.thread(process, row.get("thread", UNKNOWN))}
+        process = self.processes.process(self._number, self._timeline, row.get("process", UNKNOWN))
+        return {"pid": process, "tid": self.processes.thread(process, row.get("thread", UNKNOWN))}
 
     def names(self) -> Iterator[Record]:
         """The metadata that names processes, threads and devices."""
@@ -174,15 +175,15 @@ def _span(row: Record, base: int) -> Record:
 
 
 def _range(row: Record, ids: _Ids, base: int) -> Record:
-    domain = row.get("domain", "")
-    skipped = ("start", "end", "name", "process", "thread")
+    args = chrome_rest.of_range(row)
+    category = "user_annotation" if args else chrome_rest.DOMAINS.get(row.get("domain", ""))
     return {
         "ph": "X",
-        "cat": _RANGES.get(domain, "user_annotation"),
+        "cat": category or "user_annotation",
         "name": row.get("name"),
         **ids.of(row),
         **_span(row, base),
-        "args": {key: value for key, value in row.items() if key not in skipped},
+        "args": args,
     }
 
 
@@ -253,7 +254,7 @@ def _device_args(row: Record) -> Record:
     for name in ("grid", "block"):
         if f"{name}_x" in row:
             args[name] = [row.get(f"{name}_{axis}", 1) for axis in "xyz"]
-    return args
+    return args | chrome_rest.of_device(row)
 
 
 def _collectives(timeline: Timeline) -> dict[tuple[Any, Any], Record]:

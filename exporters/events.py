@@ -48,15 +48,15 @@ def write(report: Report, target: Path) -> None:
     """Write one file, or a folder with a file for every input of the trace."""
     trace = report.trace
     if len(trace.timelines) == 1:
-        _write_file(trace.timelines[0], target, _of_job(trace))
+        _write_file(trace.timelines[0], target, of_job(trace))
         return
     target.mkdir()
     for number, timeline in enumerate(trace.timelines):
-        findings = [] if number else _of_job(trace)
+        findings = [] if number else of_job(trace)
         _write_file(timeline, target / f"{number:05}{suffix}", findings)
 
 
-def _of_job(trace: Trace) -> list[Finding]:
+def of_job(trace: Trace) -> list[Finding]:
     """The findings about the job as a whole that reading the output will not find again."""
     return [finding for finding in trace.findings if finding.code != "missing_rank"]
 
@@ -77,7 +77,7 @@ def _write_file(timeline: Timeline, target: Path, findings: list[Finding]) -> No
 
 def lines_of(timeline: Timeline, findings: list[Finding]) -> Iterator[Record]:
     """All records of one input, the header first."""
-    yield _header(timeline, findings)
+    yield header_of(timeline, findings)
     yield from _requests(timeline)
     yield from _steps(timeline)
     for name, type in _TYPES.items():
@@ -92,7 +92,8 @@ def _renamed(record: Record) -> Record:
     return {_IDS.get(key, key): value for key, value in record.items()}
 
 
-def _header(timeline: Timeline, findings: list[Finding]) -> Record:
+def header_of(timeline: Timeline, findings: list[Finding]) -> Record:
+    """The first record: whose recording it is, on which clock; findings no reading makes."""
     header = timeline.header
     told: dict[str, Any] = {
         "type": "header",

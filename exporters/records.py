@@ -25,10 +25,15 @@ def rows_of(timeline: Timeline, table: Table) -> Iterator[Record]:
     """The rows of one of a timeline's tables, or of a part of it."""
     for first in range(0, len(table), BLOCK):
         part = table.take(np.arange(first, min(first + BLOCK, len(table))))
-        columns = {n: _values(timeline, part.schema[n], v) for n, v in part.known.items()}
+        columns = columns_of(timeline, part)
         names = list(columns)
         for row in zip(*columns.values(), strict=True):
             yield {key: value for key, value in zip(names, row, strict=True) if value is not None}
+
+
+def columns_of(timeline: Timeline, table: Table) -> dict[str, list[Any]]:
+    """The known columns of a table as Python values, texts as texts, None for the unknown."""
+    return {name: _values(timeline, table.schema[name], v) for name, v in table.known.items()}
 
 
 def _values(timeline: Timeline, kind: Kind, column: Array) -> list[Any]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rca_llm.errors import UnreadableInput
-from rca_llm.readers import kineto_products
+from rca_llm.readers import kineto_own, kineto_products
 from rca_llm.readers.exact import ints
 from rca_llm.readers.files import Source
 from rca_llm.readers.kineto_collectives import collectives
@@ -23,7 +23,7 @@ from rca_llm.readers.kineto_events import Columns, joined
 from rca_llm.readers.kineto_flows import link_by_flows
 from rca_llm.readers.kineto_header import devices_of, header_of, integer, said_by, tool_version
 from rca_llm.readers.kineto_pieces import Content, read_pieces
-from rca_llm.table import UNKNOWN, Ints, Strings, Table, known
+from rca_llm.table import NO_TEXT, UNKNOWN, Ints, Strings, Table, known
 from rca_llm.trace import API, PROCESSES, RANGES, THREADS, Input, Timeline, Trace
 
 _TABLES = ("gpu", "api", "ranges", "comms", "products", "overhead")
@@ -50,6 +50,7 @@ def read(source: Source) -> Trace:
     timeline = Timeline(Input(source.path, "kineto"), strings=Strings(content.texts))
     base = integer(said.get("baseTimeNanoseconds"))
     tables = _joined_tables(content)
+    ours = any("own" in c and bool(np.any(c["own"] != NO_TEXT)) for c in tables.values())
     link_by_flows(source, tables)
     _move(tables, base or 0)
     _add_host(timeline, tables)
@@ -57,6 +58,7 @@ def read(source: Source) -> Trace:
     _add_device_work(timeline, tables)
     timeline.header = header_of(said, timeline)
     timeline.devices = devices_of(said, timeline)
+    kineto_own.restore(timeline, said, ours)
     _note_overhead(timeline, tables)
     _note_damage(timeline, content)
     events = sum(batch.events for batch in content.batches)
@@ -68,7 +70,7 @@ def read(source: Source) -> Trace:
         rank=timeline.header.rank,
         events=events,
     )
-    if not any(len(timeline[name]) for name in ("gpu", "api", "ranges")):
+    if not any(len(timeline[name]) for name in ("gpu", "api", "ranges", "requests", "steps")):
         raise UnreadableInput(
             f"{source.path}: byte {len(content.head)}: expected kernels, API calls or operators "
             f"in traceEvents; found none in {events} events"
@@ -102,6 +104,7 @@ def _add_host(timeline: Timeline, tables: Mapping[str, Columns]) -> None:
     if "api" in tables:
         timeline.add("api", Table(API, tables["api"]))
     if "ranges" in tables:
+        kineto_own.fill_ranges(tables["ranges"], timeline)
         timeline.add("ranges", Table(RANGES, tables["ranges"]))
 
 
@@ -112,6 +115,7 @@ def _add_device_work(timeline: Timeline, tables: Mapping[str, Columns]) -> None:
     columns, copies = without_duplicates(tables["gpu"])
     timeline.note("duplicate_records", copies, "gpu", "device records that occur twice, once kept")
     kineto_products.fill(columns, tables.get("products"))
+    kineto_own.fill_device(columns, timeline)
     timeline.add("gpu", gpu_table(columns, timeline))
     timeline.add("collectives", collectives(columns, tables.get("comms"), timeline))
 

@@ -11,10 +11,11 @@ from typing import Any, TypeVar, cast
 import msgspec
 import numpy as np
 
+from rca_llm.readers import kineto_own
 from rca_llm.readers.exact import ints, nanoseconds, smalls
 from rca_llm.readers.kineto_products import OPERANDS, Shapes, as_columns, product
 from rca_llm.table import NO_TEXT, UNKNOWN, Array
-from rca_llm.trace import KERNEL, MEMCPY, MEMSET
+from rca_llm.trace import GRAPH, KERNEL, MEMCPY, MEMSET
 
 Columns = dict[str, Array]
 
@@ -24,6 +25,7 @@ GPU_KINDS = {
     "memcpy": MEMCPY,
     "gpu_memset": MEMSET,
     "memset": MEMSET,
+    "cuda_graph": GRAPH,  # our own export's
 }
 """Categories of device work, in lower case; `cuda_sync` and projected annotations are none."""
 
@@ -90,6 +92,7 @@ class GpuArgs(msgspec.Struct, gc=False):
     kind: Any = None
     graph_node: Any = msgspec.field(default=None, name="graph node id")
     collective: Any = msgspec.field(default=None, name="Collective name")
+    rca: Any = None
 
 
 class ApiArgs(msgspec.Struct, gc=False):
@@ -108,6 +111,12 @@ class CommArgs(msgspec.Struct, omit_defaults=True):
     group_size: Any = msgspec.field(default=None, name="Group size")
     group: Any = msgspec.field(default=None, name="Process Group Name")
     seq: Any = msgspec.field(default=None, name="Seq")
+
+
+class RangeArgs(msgspec.Struct, gc=False):
+    """What our own export says of a range."""
+
+    rca: Any = None
 
 
 class _External(msgspec.Struct):
@@ -156,6 +165,7 @@ _decode_event = _decoder(Event)
 _gpu_args = _args_decoder(GpuArgs)
 _api_args = _args_decoder(ApiArgs)
 _comm_args = _args_decoder(CommArgs)
+_range_args = _args_decoder(RangeArgs)
 _shapes = _args_decoder(Shapes)
 _externals = _args_decoder(_External)
 _name_args = _args_decoder(NameArgs)
@@ -244,10 +254,12 @@ def _spans(events: Sequence[Event], texts: Texts) -> Columns:
 
 
 def _ranges(events: Sequence[Event], domain: str, texts: Texts) -> Columns:
+    own = [args.rca for args in _range_args(events)] if domain == "annotation" else []
     return _spans(events, texts) | {
         "domain": np.full(len(events), texts[domain], np.int32),
         "process": ints([event.pid for event in events]),
         "thread": ints([event.tid for event in events]),
+        "own": kineto_own.codes(own, len(events), texts),
     }
 
 
@@ -276,6 +288,7 @@ def _gpu(events: Sequence[Event], kind: int, texts: Texts) -> Columns:
     columns["said"] = np.full(len(events), NO_TEXT, np.int32)
     rows = [row for row, arg in enumerate(args) if arg.collective is not None]
     columns["said"][rows] = _said([events[row] for row in rows], texts)
+    columns["own"] = kineto_own.codes([arg.rca for arg in args], len(events), texts)
     _fill_tracks(columns, events)
     return columns
 

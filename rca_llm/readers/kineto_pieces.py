@@ -28,7 +28,7 @@ from rca_llm.readers.kineto_events import (
 )
 from rca_llm.readers.pieces import Piece, Pieces
 
-TEXT_COLUMNS = ("name", "domain", "direction", "said")
+TEXT_COLUMNS = ("name", "domain", "direction", "said", "own")
 """The columns that hold codes of `Texts`."""
 
 HELPED_BYTES = {True: 3 << 20, False: 32 << 20}
