@@ -307,16 +307,13 @@ def _number_ranks(timelines: Sequence[Timeline]) -> None:
 
 
 def _missing_ranks(timelines: Sequence[Timeline]) -> list[Finding]:
-    sizes = [t.header.world_size for t in timelines if t.header.world_size]
-    present = {t.header.rank for t in timelines if t.header.rank is not None}
-    if not sizes or not present or len(timelines) < 2:
-        return []
-    missing = sorted(set(range(max(sizes))) - present)
-    if not missing:
+    missing = missing_ranks(timelines)
+    if not missing or len(timelines) < 2:
         return []
     names = ", ".join(map(str, missing))
+    size = max(t.header.world_size or 0 for t in timelines)
     detail = "no file of these ranks was given; nothing is known of them"
-    return [Finding("missing_rank", len(missing), f"rank {names} of {max(sizes)}", detail)]
+    return [Finding("missing_rank", len(missing), f"rank {names} of {size}", detail)]
 
 
 def missing_ranks(timelines: Sequence[Timeline]) -> list[int]:

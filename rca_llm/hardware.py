@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+
+from rca_llm import tsv
 
 WARP = 32
 REGISTER_UNIT = 256
@@ -107,9 +108,7 @@ _FORMATS = ("bf16", "fp8", "tf32", "fp32")
 
 @cache
 def _rows() -> tuple[dict[str, str], ...]:
-    text = resources.files("rca_llm").joinpath("hardware.tsv").read_text(encoding="utf-8")
-    lines = [line.split("\t") for line in text.splitlines() if line and not line.startswith("#")]
-    return tuple(dict(zip(lines[0], line, strict=True)) for line in lines[1:])
+    return tuple(tsv.records("rca_llm", "hardware.tsv"))
 
 
 def peak(name: str | None, limits: Mapping[str, int]) -> Peak | None:

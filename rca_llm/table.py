@@ -242,3 +242,17 @@ def known(values: Array) -> Mask:
 def optional(value: Any) -> int | None:
     """An entry of a 64-bit column as a plain int, None where it is unknown."""
     return None if value == UNKNOWN else int(value)
+
+
+def integers(values: Iterable[int | None]) -> Ints:
+    """A 64-bit column of plain ints, None as unknown."""
+    return np.array([UNKNOWN if value is None else value for value in values], np.int64)
+
+
+def first_rows(keys: Array, wanted: Array) -> Ints:
+    """The first row with each wanted key, -1 where no row has it."""
+    order = np.argsort(keys, kind="stable")
+    if not len(order):
+        return np.full(len(wanted), -1, np.int64)
+    place = np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)
+    return np.where(keys[order[place]] == wanted, order[place], -1)

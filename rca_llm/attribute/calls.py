@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from functools import cache, lru_cache
-from importlib import resources
 from typing import Literal, NamedTuple, get_args
+
+from rca_llm import tsv
 
 CallClass = Literal[
     "launch",
@@ -48,9 +49,8 @@ class CallRule(NamedTuple):
 @cache
 def call_rules() -> tuple[CallRule, ...]:
     """The rows of the table, in the order in which they are tried."""
-    table = resources.files("rca_llm.attribute").joinpath("calls.tsv").read_text(encoding="utf-8")
-    rows = [line.split("\t") for line in table.splitlines() if line and not line.startswith("#")]
-    return tuple(CallRule(_known_class(row[0]), row[1], row[2]) for row in rows[1:])
+    rows = tsv.rows("rca_llm.attribute", "calls.tsv")
+    return tuple(CallRule(_known_class(row[0]), row[1], row[2]) for row in rows)
 
 
 def operation(name: str) -> str:

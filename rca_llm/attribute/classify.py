@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from importlib import resources
 from typing import NamedTuple
 
+from rca_llm import tsv
 from rca_llm.attribute.matcher import OrderedPatterns
 
 OTHER = "compute.other"
@@ -62,9 +62,8 @@ class Rule(NamedTuple):
 @cache
 def rules() -> tuple[Rule, ...]:
     """The rows of the table, in the order in which they are tried."""
-    table = resources.files("rca_llm.attribute").joinpath("kernels.tsv").read_text(encoding="utf-8")
-    rows = [line.split("\t") for line in table.splitlines() if line and not line.startswith("#")]
-    return tuple(Rule(row[0], row[1] or None, *row[2:]) for row in rows[1:])
+    rows = tsv.rows("rca_llm.attribute", "kernels.tsv")
+    return tuple(Rule(row[0], row[1] or None, *row[2:]) for row in rows)
 
 
 def subject(name: str) -> str:

@@ -13,7 +13,7 @@ from rca_llm.attribute.collective_names import OPERATIONS
 from rca_llm.attribute.links import among, link
 from rca_llm.attribute.parts import CODE
 from rca_llm.attribute.ranks import Rank
-from rca_llm.table import UNKNOWN, Ints, Table, known, optional
+from rca_llm.table import UNKNOWN, Ints, Table, first_rows, known, optional
 from rca_llm.trace import COPY_KINDS, KERNEL, MEMCPY, REFERENCE, Clock, Timeline
 
 _OP_IN_NAME = re.compile(
@@ -160,19 +160,17 @@ def _kernels(timeline: Timeline, rank: Rank, wanted: Ints, starts: Ints) -> Ints
     mine = among(gpu["process"], [*rank.processes])
     kernels = np.flatnonzero((gpu["kind"] == KERNEL) & mine)
     ids = gpu["correlation"][kernels]
-    order = np.argsort(ids, kind="stable")
-    if not len(order):
-        return np.full(len(wanted), -1, np.int64)
-    place = np.minimum(np.searchsorted(ids[order], wanted), len(order) - 1)
-    hit = known(wanted) & (ids[order][place] == wanted)
-    first = np.where(hit, kernels[order[place]], -1)
+    first = first_rows(ids, wanted)
     same = _with_start(ids, gpu["start"][kernels], wanted, starts)
-    return np.where(hit & (same >= 0), kernels[same], first)
+    row = np.where(same >= 0, same, first)
+    return np.append(kernels, -1)[np.where(known(wanted), row, -1)]
 
 
 def _with_start(ids: Ints, starts: Ints, wanted_ids: Ints, wanted_starts: Ints) -> Ints:
     """The place of each wanted pair of id and start, -1 where it does not occur."""
     count = len(ids)
+    if not count:
+        return np.full(len(wanted_ids), -1, np.int64)
     all_ids, all_starts = np.append(ids, wanted_ids), np.append(starts, wanted_starts)
     order = np.lexsort([np.arange(len(all_ids)), all_starts, all_ids])
     latest = np.maximum.accumulate(np.where(order < count, np.arange(len(order)), -1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rca_llm.table import UNKNOWN, Array, Ints, Mask, Table, known
+from rca_llm.table import UNKNOWN, Array, Ints, Mask, Table, first_rows, known
 
 NO_ROW = -1
 
@@ -38,15 +38,9 @@ def link(gpu: Table, api: Table) -> Links:
         rows = np.flatnonzero((gpu_process == process) & known(gpu_id))
         calls = np.flatnonzero((api_process == process) & known(api_id))
         if len(rows) and len(calls):
-            found[rows] = _match(gpu_id[rows], api_id[calls], api["start"][calls], calls)
+            calls = calls[np.argsort(api["start"][calls], kind="stable")]
+            found[rows] = np.append(calls, NO_ROW)[first_rows(api_id[calls], gpu_id[rows])]
     return Links(found)
-
-
-def _match(ids: Ints, call_ids: Ints, call_start: Ints, calls: Ints) -> Ints:
-    order = np.lexsort([call_start, call_ids])
-    call_ids, calls = call_ids[order], calls[order]
-    place = np.minimum(np.searchsorted(call_ids, ids), len(call_ids) - 1)
-    return np.where(call_ids[place] == ids, calls[place], NO_ROW)
 
 
 def dense_threads(*tables: Table) -> tuple[list[tuple[int, int]], list[Ints]]:

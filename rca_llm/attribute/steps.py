@@ -13,7 +13,7 @@ from rca_llm import intervals
 from rca_llm.attribute.links import among, dense_threads
 from rca_llm.attribute.ranks import Rank
 from rca_llm.intervals import Pieces
-from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Table, known
+from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Table, integers, known
 from rca_llm.trace import BATCH, Timeline
 
 NO_STEP = -1
@@ -186,10 +186,10 @@ def _from_ranges(timeline: Timeline) -> Steps:
     rows = np.flatnonzero(among(ranges["name"], list(loads))) if loads else np.empty(0, np.int64)
     rows = _outermost(ranges, rows[known(ranges["start"][rows])])
     found = [loads[int(code)] for code in ranges["name"][rows]]
-    prefill = _column([load.prefill_tokens for load in found])
-    decode = _column([load.decode_tokens for load in found])
+    prefill = integers(load.prefill_tokens for load in found)
+    decode = integers(load.decode_tokens for load in found)
     nobody = np.zeros(len(rows), bool)
-    size = _column([_size(load) for load in found])
+    size = integers(_size(load) for load in found)
     start = ranges["start"][rows]
     end = np.maximum(np.where(known(ranges["end"][rows]), ranges["end"][rows], start), start)
     return Steps(
@@ -234,10 +234,6 @@ def _size(load: Load) -> int | None:
     if load.prefill_requests is None or load.decode_requests is None:
         return None
     return load.prefill_requests + load.decode_requests
-
-
-def _column(values: list[int | None]) -> Ints:
-    return np.array([UNKNOWN if value is None else value for value in values], np.int64)
 
 
 def of_rank(steps: Steps, rank: Rank) -> Ints:

@@ -32,7 +32,7 @@ from rca_llm.readers.kineto_pieces import collection_paused
 from rca_llm.report import Report, lives_in, whole
 from rca_llm.scheduler import Workers, workers
 from rca_llm.summary import contribution as contributions
-from rca_llm.table import UNKNOWN, Ints
+from rca_llm.table import integers
 from rca_llm.trace import Finding, Timeline, Trace
 
 TOGETHER = 8
@@ -165,7 +165,7 @@ def _orders(
             timeline.header,
             timeline.clock,
             tuple(timeline.findings),
-            {rank: _column([arrived[id(p)] for p in own]) for rank, own in ranks.items()},
+            {rank: integers(arrived[id(p)] for p in own) for rank, own in ranks.items()},
             cuts,
             windowed,
         )
@@ -176,10 +176,6 @@ def _orders(
 def _known(value: T | None) -> T:
     assert value is not None
     return value
-
-
-def _column(values: Sequence[int | None]) -> Ints:
-    return np.array([UNKNOWN if value is None else value for value in values], np.int64)
 
 
 def _cuts(timelines: Sequence[Timeline], matched: Sequence[Collective]) -> Iterator[int]:

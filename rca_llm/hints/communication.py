@@ -6,11 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 
 import numpy as np
 
-from rca_llm import hardware, intervals
+from rca_llm import hardware, intervals, tsv
 from rca_llm.attribute.collective_parts import Part
 from rca_llm.attribute.collectives import Collective, summary_row
 from rca_llm.attribute.parts import CODE, PARTS
@@ -346,9 +345,7 @@ def _same_version(version: str, reported: str) -> bool:
 @cache
 def _reports() -> tuple[dict[str, str], ...]:
     """Reports of NCCL regressions: `nccl_reports.tsv`."""
-    text = resources.files("rca_llm.hints").joinpath("nccl_reports.tsv").read_text(encoding="utf-8")
-    lines = [line.split("\t") for line in text.splitlines() if line and not line.startswith("#")]
-    return tuple(dict(zip(lines[0], line, strict=True)) for line in lines[1:])
+    return tuple(tsv.records("rca_llm.hints", "nccl_reports.tsv"))
 
 
 @rule(

@@ -21,7 +21,7 @@ from rca_llm.readers import cupti_raw
 from rca_llm.readers.demangle import demangled
 from rca_llm.readers.files import Source
 from rca_llm.readers.segments import Codes, coded, packed_rows
-from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Table
+from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Table, first_rows
 from rca_llm.trace import (
     API,
     GPU,
@@ -254,13 +254,8 @@ def _graphs(timeline: Timeline, rows: Array) -> Table:
 def _steps(correlation: Ints, external: Array) -> Ints:
     """The step of each correlation id, from the external ids that were pushed around its calls."""
     steps = np.full(len(correlation), UNKNOWN, np.int64)
-    if not len(external):
-        return steps
-    order = np.argsort(external["correlation"], kind="stable")
-    known = external["correlation"][order].astype(np.int64)
-    at = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
-    found = known[at] == correlation
-    steps[found] = external["id"][order][at[found]].astype(np.int64)
+    row = first_rows(external["correlation"].astype(np.int64), correlation)
+    steps[row >= 0] = external["id"][row[row >= 0]].astype(np.int64)
     return steps
 
 

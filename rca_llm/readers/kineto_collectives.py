@@ -9,7 +9,7 @@ import numpy as np
 from rca_llm.attribute.collective_names import element_type, operation
 from rca_llm.readers.exact import ints
 from rca_llm.readers.kineto_events import Columns, CommArgs, decode_comm
-from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Strings, Table
+from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Strings, Table, first_rows
 from rca_llm.trace import COLLECTIVES, KERNEL, Timeline
 
 
@@ -43,12 +43,7 @@ def _of_hosts(columns: Columns, comms: Columns | None) -> Array:
         return np.full(len(ids), NO_TEXT, np.int32)
     usable = (comms["said"] != NO_TEXT) & (comms["external"] != UNKNOWN)
     keys, said = comms["external"][usable], comms["said"][usable]
-    order = np.argsort(keys, kind="stable")
-    if not len(order):
-        return np.full(len(ids), NO_TEXT, np.int32)
-    place = np.minimum(np.searchsorted(keys[order], ids), len(order) - 1)
-    found = order[place]
-    return np.where(keys[found] == ids, said[found], NO_TEXT)
+    return np.append(said, NO_TEXT)[first_rows(keys, ids)]
 
 
 def _described(timeline: Timeline, kernel: int, call: int) -> CommArgs:

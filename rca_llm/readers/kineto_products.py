@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from rca_llm.readers.events_values import as_list
-from rca_llm.table import UNKNOWN, Array, Ints, known
+from rca_llm.table import UNKNOWN, Array, Ints, first_rows, known
 from rca_llm.trace import KERNEL, NUMBER_FORMATS
 
 Columns = dict[str, Array]
@@ -79,8 +79,6 @@ def fill(gpu: Columns, products: Columns | None) -> None:
     rows = np.flatnonzero((gpu["kind"] == KERNEL) & known(gpu["external"]) & known(gpu["start"]))
     lasting = (gpu["end"] - gpu["start"])[rows]
     rows = rows[np.lexsort([-lasting, gpu["external"][rows]])]
-    keys = np.append(gpu["external"][rows], UNKNOWN)
-    first = np.searchsorted(keys[:-1], products["external"], "left")
-    inside = (keys[first] == products["external"]) & known(products["external"])
+    first = first_rows(gpu["external"][rows], products["external"])
     for name in ("flops", "moved", "format"):
-        gpu[name][rows[first[inside]]] = products[name][inside]
+        gpu[name][rows[first[first >= 0]]] = products[name][first >= 0]

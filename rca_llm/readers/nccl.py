@@ -14,7 +14,7 @@ import numpy as np
 from rca_llm.readers.nccl_kernels import Work, from_calls, linked
 from rca_llm.readers.nccl_plans import Plan, Told, plans_of
 from rca_llm.readers.nccl_rows import Rows
-from rca_llm.table import UNKNOWN, Ints, Table
+from rca_llm.table import Table, integers
 from rca_llm.trace import COLLECTIVES, Timeline
 
 
@@ -44,18 +44,18 @@ def _table(timeline: Timeline, work: Work, found: Mapping[int, Told], process: i
         {
             "comm": strings.codes(one.comm for one in told),
             "op": strings.codes(one.op for one in told),
-            "seq": _numbers(one.seq for one in told),
+            "seq": integers(one.seq for one in told),
             "process": np.full(len(places), process),
             "device": gpu["device"][rows],
-            "bytes": _numbers(one.bytes for one in told),
+            "bytes": integers(one.bytes for one in told),
             "dtype": strings.codes(one.dtype for one in told),
-            "group_size": _numbers(one.ranks for one in told),
+            "group_size": integers(one.ranks for one in told),
             "start": gpu["start"][rows],
             "end": gpu["end"][rows],
             "algo": strings.codes(_tidy(one.algo) for one in told),
             "proto": strings.codes(_tidy(one.proto) for one in told),
             "correlation": gpu["correlation"][rows],
-            "issued": _numbers(one.issued for one in told),
+            "issued": integers(one.issued for one in told),
         },
     )
 
@@ -63,10 +63,6 @@ def _table(timeline: Timeline, work: Work, found: Mapping[int, Told], process: i
 def _tidy(text: str | None) -> str | None:
     """A name as the contract writes it; NCCL has an empty one for what it does not know."""
     return text or None
-
-
-def _numbers(values: Iterable[int | None]) -> Ints:
-    return np.array([UNKNOWN if value is None else value for value in values], np.int64)
 
 
 def add_facts(timeline: Timeline, facts: Iterable[tuple[str, int, str | None]]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from rca_llm.attribute.collective_names import OPERATIONS, PAIRWISE, operation, operation_in
 from rca_llm.readers.nccl_plans import NO_PLAN, Plan, Told, agreed, exchange_op
 from rca_llm.readers.nccl_rows import COMM, PEER_RANK, RANKS, SIZE, Call
-from rca_llm.table import Array, Ints, known
+from rca_llm.table import Array, Ints, first_rows, known
 from rca_llm.trace import KERNEL, Timeline
 
 _KERNEL = re.compile(r"\bnccl(?:Dev)?Kernel|\bncclSym")
@@ -67,17 +67,9 @@ def _launches(timeline: Timeline, process: int, correlation: Ints) -> tuple[Ints
     """When and by which thread each kernel was launched."""
     api = timeline["api"]
     calls = np.flatnonzero((api["process"] == process) & known(api["correlation"]))
-    calls = calls[np.argsort(api["correlation"][calls], kind="stable")]
-    ids = api["correlation"][calls]
-    if not len(ids):
-        none = np.full(len(correlation), -1, np.int64)
-        return none, none
-    place = np.minimum(np.searchsorted(ids, correlation), len(ids) - 1)
-    hit = known(correlation) & (ids[place] == correlation)
-    return (
-        np.where(hit, api["start"][calls[place]], -1),
-        np.where(hit, api["thread"][calls[place]], -1),
-    )
+    place = first_rows(api["correlation"][calls], correlation)
+    start, thread = (np.append(api[name][calls], -1)[place] for name in ("start", "thread"))
+    return start, thread
 
 
 def linked(work: Work, plans: Sequence[Plan]) -> dict[int, Told]:

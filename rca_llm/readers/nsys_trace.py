@@ -8,7 +8,7 @@ from rca_llm.errors import UnreadableInput
 from rca_llm.readers import nsys_device, nsys_host, nsys_nccl, nsys_nvtx, nsys_session
 from rca_llm.readers.mending import mend
 from rca_llm.readers.nsys_store import Export, Tables
-from rca_llm.table import UNKNOWN, Array, Ints, known
+from rca_llm.table import UNKNOWN, Array, Ints, first_rows, known
 from rca_llm.trace import Header, Input, Timeline, Trace
 
 _OWN = ("StringIds", "TARGET_INFO_SESSION_START_TIME", "META_DATA_EXPORT", "NVTX_EVENTS")
@@ -91,8 +91,8 @@ def _find_processes(timeline: Timeline) -> None:
         return
     pairs = np.unique(np.stack([api["correlation"], api["process"]]), axis=1)
     ids, first, times = np.unique(pairs[0], return_index=True, return_counts=True)
-    place = np.minimum(np.searchsorted(ids, gpu["correlation"]), len(ids) - 1)
-    found = lost & (ids[place] == gpu["correlation"]) & (times[place] == 1)
+    place = first_rows(ids, gpu["correlation"])
+    found = lost & (place >= 0) & (times[place] == 1)
     process = np.where(found, pairs[1][first[place]], gpu["process"])
     timeline.tables["gpu"] = gpu.with_columns(process=process)
 
