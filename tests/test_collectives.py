@@ -129,13 +129,15 @@ def test_arriving_at_once_nobody_is_last() -> None:
 
 
 def events(folder: Path, number: int, **header: Any) -> Path:
-    """An event file of one rank of two, with one kernel."""
+    """An event file of one rank of two, with one kernel and its launch."""
     first = {"type": "header", "schema": "rca-llm/events/1", "clock": "utc", "job": "a"}
     first |= {"host": "h", "rank": number, "world_size": 2} | header
     kernel = {"type": "gpu", "kind": "kernel", "device": 0, "stream": 7, "pid": 1}
-    kernel |= {"start": BASE + number, "end": BASE + 100, "name": "gemm_x"}
+    kernel |= {"start": BASE + number, "end": BASE + 100, "name": "gemm_x", "correlation": 1}
+    call = {"type": "api", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "correlation": 1}
+    call |= {"start": BASE + number - 10, "end": BASE + number - 5}
     path = folder / f"rank{number}{header.get('job', '')}.jsonl"
-    path.write_text(json.dumps(first) + "\n" + json.dumps(kernel) + "\n", "utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in (first, call, kernel)), "utf-8")
     return path
 
 
