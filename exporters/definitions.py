@@ -109,6 +109,8 @@ TERMS: Mapping[str, str] = {
     "GPU time": "Union of the kernels launched inside the range.",
     "saving": "Latency saved, summed over the requests named (else wall time), if the cause were "
     "gone. Unknown where it was not judged.",
+    "summed over": "The times of all these requests, or ranks, added up. They run at the same "
+    "time, so that the sum can be many times the traced time.",
     "confidence": "How sure the rule is, after checks on the data it rests on.",
     "memory": "Kind of host memory: a copy from pageable memory goes through a staging buffer.",
     "uncertainty": "Half the width of the interval in which the clock offset must lie.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rca_llm.attribute.parts import CLASSES
 from rca_llm.exporters import flat, units
 from rca_llm.exporters.text import shown
-from rca_llm.exporters.verdict import Summary, details, headline, judged, root_cause, title
+from rca_llm.exporters.verdict import Summary, details, headline, judged, root_cause, saves, title
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,9 +45,7 @@ def _table(summary: Summary) -> str:
 
 
 def _hint(hint: dict[str, Any]) -> str:
-    saving = hint["saving_ns"]
-    saves = "saving not judged" if saving is None else f"saves up to {units.duration(saving)}"
-    return f"<li>{escape(shown(hint['title']))} ({escape(saves)})</li>"
+    return f"<li>{escape(shown(hint['title']))} ({escape(saves(hint))})</li>"
 
 
 def frames(summary: Summary) -> dict[str, pd.DataFrame]:

@@ -21,6 +21,7 @@ from rca_llm.exporters.verdict import (
     judged,
     listed,
     root_cause,
+    saving_of,
     title,
     traced_ranks,
     whole,
@@ -96,7 +97,7 @@ def bar(found: Judged) -> dict[str, Any]:
     return {
         "of": found.of,
         "about": _about_whole(found),
-        "total": units.duration(found.total),
+        "total": found.whole,
         "pieces": [
             piece(name, name, title(name), found) for name in CLASSES if found.shares.get(name)
         ],
@@ -104,7 +105,8 @@ def bar(found: Judged) -> dict[str, Any]:
 
 
 def _about_whole(found: Judged) -> str:
-    return TERMS["latency"] if found.count else TERMS["span"]
+    about = TERMS["latency"] if found.count else TERMS["span"]
+    return f"{about} {TERMS['summed over']}" if max(found.count, found.ranks) > 1 else about
 
 
 def piece(name: str, class_name: str, label: str, found: Judged) -> dict[str, Any]:
@@ -158,6 +160,7 @@ def _sentence(text: str) -> str:
 def hint(row: Mapping[str, Any]) -> dict[str, Any]:
     """A hint with everything needed to check it."""
     share, requests = row.get("share"), listed(row.get("requests"))
+    saving = saving_of(row)
     return {
         "id": shown(row["id"]),
         "page": anchor(row["id"]) if row["id"] in known() else None,
@@ -165,7 +168,7 @@ def hint(row: Mapping[str, Any]) -> dict[str, Any]:
         "class": row["class"] if row["class"] in CLASSES else "unknown",
         "class_about": CLASS_TERMS.get(row["class"], ""),
         "confidence": row["confidence"],
-        "saving": None if row["saving_ns"] is None else units.duration(row["saving_ns"]),
+        "saving": saving and units.unbroken(saving),
         "share": None if share is None else units.percent(share),
         "advice": [shown(text, 1000) for text in listed(row.get("advice")) if text],
         "evidence": evidence.rows(row),
@@ -202,19 +205,20 @@ def token_bars(summary: Summary) -> list[dict[str, Any]]:
     bars: list[dict[str, Any]] = []
     for key, label in (("ttft_parts", "until the first token"), ("itl_parts", "between tokens")):
         parts: dict[str, int] = {}
-        for row in summary["requests"]:
-            for name, ns in given(row.get(key)).items():
+        rows = [given(row[key]) for row in summary["requests"] if row.get(key)]
+        for row in rows:
+            for name, ns in row.items():
                 parts[name] = parts.get(name, 0) + ns
         if sum(parts.values()):
-            bars.append(_parts_bar(key, label, parts))
+            bars.append(_parts_bar(key, label, parts, len(rows)))
     return bars
 
 
-def _parts_bar(key: str, label: str, parts: Mapping[str, int]) -> dict[str, Any]:
+def _parts_bar(key: str, label: str, parts: Mapping[str, int], count: int) -> dict[str, Any]:
     shares: dict[str, int] = dict.fromkeys(CLASSES, 0)
     for name, ns in parts.items():
         shares[name.partition(".")[0]] += ns
-    found = Judged(label, 1, shares, parts)
+    found = Judged(label, count, shares, parts)
     order = sorted(parts, key=lambda n: (CLASSES.index(n.partition(".")[0]), -parts[n]))
     pieces = [piece(n, n.partition(".")[0], PARTS.get(n, n), found) for n in order if parts[n]]
     top = sorted(parts, key=lambda n: -parts[n])[:5]
@@ -222,8 +226,8 @@ def _parts_bar(key: str, label: str, parts: Mapping[str, int]) -> dict[str, Any]
     about = TERMS["TTFT" if key == "ttft_parts" else "ITL"]
     return {
         "of": label,
-        "about": about,
-        "total": units.duration(found.total),
+        "about": f"{about} {TERMS['summed over']}",
+        "total": found.whole,
         "pieces": pieces,
         "rows": rows,
     }

@@ -16,6 +16,7 @@ from rca_llm.exporters.verdict import (
     headline,
     judged,
     root_cause,
+    saves,
     title,
 )
 
@@ -104,10 +105,8 @@ def _row(summary: Summary, found: Judged, name: str) -> list[Text]:
 def _hint(number: int, hint: Mapping[str, Any]) -> Text:
     from rich.text import Text
 
-    saving = hint["saving_ns"]
-    saves = "saving not judged" if saving is None else f"saves up to {units.duration(saving)}"
     line = Text(f"{number}. {shown(hint['title'])}")
-    return line.append(f"  ({saves}, confidence {hint['confidence']})", style="dim")
+    return line.append(f"  ({saves(hint)}, confidence {hint['confidence']})", style="dim")
 
 
 def _findings(summary: Summary) -> Iterator[Text]:

@@ -14,6 +14,9 @@ from rca_llm.exporters.text import shown
 
 Summary = Mapping[str, Any]
 
+MOST_REQUESTS = 1000
+"""How many requests a hint names at most; it may be charged with more."""
+
 
 def given(value: Any) -> Mapping[str, Any]:
     """An object of the summary that may be null: empty then."""
@@ -33,18 +36,25 @@ def listed(value: Any) -> list[Any]:
 class Judged:
     """What the headline's shares are shares of: sums over requests, steps or the whole trace.
 
-    `shares` and `parts` are ns by name; `of` names the whole; `count` is how many were summed.
+    `shares` and `parts` are ns by name; `of` names the whole; `count` is how many
+    requests were summed, none for the whole trace of `ranks`.
     """
 
     of: str
     count: int
     shares: Mapping[str, int]
     parts: Mapping[str, int]
+    ranks: int = 1
 
     @property
     def total(self) -> int:
         """All of it, ns."""
         return sum(self.shares.values())
+
+    @property
+    def whole(self) -> str:
+        """All of it in words, with what it is a sum over: that may exceed the traced time."""
+        return summed(self.total, self.count or self.ranks, "request" if self.count else "rank")
 
     def share(self, name: str) -> float | None:
         """A class's or part's fraction."""
@@ -70,7 +80,25 @@ def whole(summary: Summary) -> Judged:
     """The partition of the whole trace."""
     ranks = traced_ranks(summary)
     of = "the traced time" if ranks < 2 else f"the traced time of {ranks} ranks"
-    return Judged(of, 0, summary["shares"], summary["parts"])
+    return Judged(of, 0, summary["shares"], summary["parts"], ranks)
+
+
+def summed(ns: int, count: int, noun: str) -> str:
+    """A time with how many it is summed over; those overlap, so that it may exceed the trace."""
+    least = "at least " if noun == "request" and count == MOST_REQUESTS else ""
+    return units.duration(ns) + (f" summed over {least}{count:,} {noun}s" if count > 1 else "")
+
+
+def saves(hint: Mapping[str, Any]) -> str:
+    """What removing the cause of a hint would save, in words."""
+    saving = saving_of(hint)
+    return "saving not judged" if saving is None else f"saves up to {saving}"
+
+
+def saving_of(hint: Mapping[str, Any]) -> str | None:
+    """What removing the cause would save, and over how many requests that is summed."""
+    ns, count = hint["saving_ns"], len(listed(hint.get("requests")))
+    return None if ns is None else summed(ns, count, "request")
 
 
 def traced_ranks(summary: Summary) -> int:
@@ -155,5 +183,4 @@ def _first_hint(summary: Summary) -> str:
     first = next((hint for hint in summary["hints"] if hint["saving_ns"]), None)
     if first is None:
         return ""
-    saving = units.duration(first["saving_ns"])
-    return f"What would save most, up to {saving}: {shown(first['title'])}."
+    return f"What would save most, up to {saving_of(first)}: {shown(first['title'])}."

@@ -5,8 +5,11 @@ import re
 
 from rich.console import Console
 
-from rca_llm.exporters import terminal
+from rca_llm.exporters import terminal, units
+from rca_llm.exporters.verdict import details, judged, whole
+from rca_llm.hints.model import Charge
 from rca_llm.report import Report
+from rca_llm.trace import merge
 from tests.sample_trace import Shape, trace
 
 HOSTILE = "\x1b[31m\u202e[bold red]<script>"
@@ -86,3 +89,19 @@ def test_without_requests_the_trace_is_judged() -> None:
     text = printed(trace(Shape(requests=0)).attribute())
     assert "of the traced time" in text
     assert "mean" not in text.splitlines()[3]
+
+
+def test_sums_over_requests_say_so() -> None:
+    report = with_hint(trace().attribute(), requests=["a", "b", "c"])
+    summary = report.summary
+    assert "(saves up to 2.00 ms summed over 3 requests, confidence high)" in printed(report, 120)
+    assert judged(summary).whole.endswith(" summed over 6 requests")
+    assert details(summary)[-1].startswith("What would save most, up to 2.00 ms summed over 3 ")
+    assert whole(summary).whole == units.duration(summary["window"]["span_ns"])  # one rank: no sum
+    ranks = merge([trace(Shape(rank=0)), trace(Shape(rank=1))]).attribute().summary
+    assert whole(ranks).whole.endswith(" summed over 2 ranks")
+
+
+def test_a_title_says_over_how_many_requests_its_time_is_summed() -> None:
+    assert Charge(3_000_000, 9, ("a", "b")).told == "3 ms summed over 2 requests"
+    assert Charge(3_000_000, 9, ("a",)).told == Charge(3_000_000, 9).told == "3 ms"

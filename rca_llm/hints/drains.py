@@ -198,7 +198,7 @@ def _by_copies(case: Case, limits: Mapping[str, float]) -> Hint | None:
         if lost.share >= limits["gap_share"] and charge.ns:
             return Hint(
                 f"The host waits for {plural(one.copies, 'read')} of a few bytes inside steps,"
-                f" each of which leaves the GPU idle ({time(charge.ns)})",
+                f" each of which leaves the GPU idle ({charge.told})",
                 "low",
                 charge,
                 {

@@ -120,12 +120,13 @@ def cpu_starved(case: Case) -> Hint | None:
         return None
     seen = charge.ns >= limits["least_ns"]
     ns = charge.ns if seen else throttled
+    waited = charge.told if seen else time(throttled)
     if ns < limits["least_ns"]:
         return None
     rivals = _rivals(case)
     why = "CPU quota" if quota or _was_throttled(case) else "noisy neighbours"
     return Hint(
-        f"The launching thread was ready but not running for {time(ns)} ({why})",
+        f"The launching thread was ready but not running for {waited} ({why})",
         "high" if seen else "low",
         charge,
         {
@@ -430,7 +431,7 @@ def allocation_churn(case: Case) -> Hint | None:
     if not steps and (charge.share or 0) < limits["latency_share"]:
         return None
     return Hint(
-        f"Device allocations in the hot path: {time(charge.ns)} in {plural(len(lasting), 'call')}",
+        f"Device allocations in the hot path: {charge.told} in {plural(len(lasting), 'call')}",
         "high" if steps else "low",
         charge,
         {

@@ -206,7 +206,7 @@ def log_writes(case: Case) -> Hint | None:
         return None
     where = f" ({name(paths[0])})" if paths else ""
     return Hint(
-        f"Logging blocked the loop for {time(charge.ns)}{where}",
+        f"Logging blocked the loop for {charge.told}{where}",
         "high",
         charge,
         {
@@ -270,7 +270,7 @@ def paging(case: Case) -> Hint | None:
     if best is None or best[0] <= limits["faults_per_s"]:
         return None
     per_second, process = best
-    felt = f": {time(charge.ns)}" if charge.ns else ""
+    felt = f": {charge.told}" if charge.ns else ""
     return Hint(
         f"Process {process} waits for paging ({per_second:.3g} major faults a second){felt}",
         "high" if charge.ns else "low",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from rca_llm.hints.wording import summed
 from rca_llm.table import Ints
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class Charge:
     """The parts that it is charged in; none where it was found in another way."""
     within: tuple[Ints, Ints] | None = field(default=None, compare=False)
     """Starts and ends of the time it is charged in, ns; None: anywhere."""
+
+    @property
+    def told(self) -> str:
+        """The time in words, with how many requests it is summed over."""
+        return summed(self.ns, len(self.requests))
 
     @property
     def share(self) -> float | None:

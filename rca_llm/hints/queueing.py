@@ -17,7 +17,7 @@ from rca_llm.attribute.requests import Life
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, Spans, over
 from rca_llm.hints.model import Charge, Confidence, Hint, Stage, rule
-from rca_llm.hints.wording import name, percent, plural, time
+from rca_llm.hints.wording import name, percent, plural, summed, time
 from rca_llm.summary.stats import percentile
 from rca_llm.table import Ints, known
 
@@ -334,8 +334,8 @@ def _mixed_steps(case: Case) -> Hint | None:
     if (charge.share or 0) < limits["lost_share"]:
         return None
     return Hint(
-        f"Decodes share their steps with prefill for {time(best[0])} and lose {time(lost)}"
-        f" ({plural(len(slowed), 'request')})",
+        f"Decodes share their steps with prefill for {time(best[0])} and lose"
+        f" {summed(lost, len(slowed))}",
         "medium",
         charge,
         {"mixed_ns": best[0], "lost_ns": lost, "requests_slowed": len(slowed)},
@@ -600,7 +600,7 @@ def slow_client(case: Case) -> Hint | None:
     if on_cpu is not None and on_cpu > limits["on_cpu"]:
         return None
     return Hint(
-        f"Socket writes block for {time(charge.ns)}: the client of"
+        f"Socket writes block for {charge.told}: the client of"
         f" {plural(len(charge.requests), 'request')} reads slowly",
         "medium" if on_cpu is None else "high",
         charge,

@@ -26,6 +26,11 @@ def percent(fraction: float) -> str:
     return f"{fraction * 100:.3g} %"
 
 
+def summed(ns: float, requests: int) -> str:
+    """A time, and over how many requests it is a sum: these overlap, so it may exceed the trace."""
+    return f"{time(ns)} summed over {requests:,} requests" if requests > 1 else time(ns)
+
+
 def plural(count: int, noun: str) -> str:
     """A count and its noun."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
