@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rca_llm.inject.verdict import Row, errors
 
@@ -71,25 +73,108 @@ def _misses(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+@dataclass(frozen=True)
+class Removal:
+    """What removing a cause of one size saved, ns: predicted, measured, and what chance makes.
+
+    `noise` is the usual difference of two runs of the same load without the cause, None where there
+    were no two.
+    """
+
+    cause: str
+    size: float
+    pairs: int
+    predicted: float
+    measured: float
+    noise: float | None
+
+    @property
+    def judged(self) -> bool:
+        """Whether the saving stands out of the noise."""
+        return self.noise is not None and self.measured > NOISES * self.noise
+
+    @property
+    def apart(self) -> float:
+        """How far the prediction is from what was measured, as a fraction of that."""
+        return abs(self.predicted - self.measured) / self.measured
+
+
+NOISES = 3
+"""A saving is judged where it is more than so many times the noise."""
+
+OWN_LOAD = ("queue",)
+"""Causes whose size changes the load itself; those of others are the same without the cause."""
+
+
+def removals(rows: Sequence[Row]) -> list[Removal]:
+    """Every cause and size with its medians over the seeds."""
+    clean = _without(rows)
+    found: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        same = clean.get(_load_of(row), ())
+        if row.with_ns is not None and row.predicted_ns is not None and same:
+            saved = row.with_ns - statistics.median(same)
+            found[row.cause, row.magnitude].append((row.predicted_ns, saved))
+    noise = _noise(clean)
+    return [
+        Removal(
+            *(cause, size, len(own)),
+            statistics.median(said for said, _ in own),
+            statistics.median(saved for _, saved in own),
+            noise.get(cause),
+        )
+        for (cause, size), own in found.items()
+    ]
+
+
+Load = tuple[str, int, float | None]
+"""A cause, a seed and, where it changes the load, the size."""
+
+
+def _load_of(row: Row) -> Load:
+    return row.cause, row.seed, row.magnitude if row.cause in OWN_LOAD else None
+
+
+def _without(rows: Sequence[Row]) -> dict[Load, list[int]]:
+    """The summed latencies of runs without the cause, by their load."""
+    found: dict[Load, list[int]] = defaultdict(list)
+    for row in rows:
+        if row.without_ns:
+            found[_load_of(row)] += row.without_ns
+    return found
+
+
+def _noise(clean: Mapping[Load, Sequence[int]]) -> dict[str, float]:
+    """By cause, the usual difference of two clean runs of one load (1.48 times the median)."""
+    apart: dict[str, list[int]] = defaultdict(list)
+    for (cause, *_), own in clean.items():
+        apart[cause] += [abs(a - b) for a, b in itertools.combinations(own, 2)]
+    return {cause: 1.4826 * statistics.median(own) for cause, own in apart.items() if own}
+
+
+def whatif_figures(rows: Sequence[Row]) -> dict[str, float | int | None]:
+    """Predictions against measurements: apart in the median and at worst, percent, and how many."""
+    every = removals(rows)
+    apart = sorted(one.apart * 100 for one in every if one.judged)
+    return {
+        "whatif_judged": len(apart),
+        "whatif_drowned_in_noise": len(every) - len(apart),
+        "whatif_median": statistics.median(apart) if apart else None,
+        "whatif_worst": apart[-1] if apart else None,
+    }
+
+
 def whatif_table(rows: Sequence[Row]) -> str:
     """What removing each cause saved, as the replay predicted and as it was when it was removed."""
-    found: dict[tuple[str, float], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row.measured_ns is not None and row.predicted_ns is not None:
-            found[row.cause, row.magnitude].append(row)
-    lines = ["| removed | size | predicted | measured | apart |", "|---|---|---|---|---|"]
-    apart: list[float] = []
-    for (cause, size), own in found.items():
-        said = statistics.fmean(row.predicted_ns or 0 for row in own)
-        true = statistics.fmean(row.measured_ns or 0 for row in own)
-        off = abs(said - true) / true if true > 0 else float("inf")
-        apart.append(off)
-        cells = f"{said / 1e6:,.0f} ms | {true / 1e6:,.0f} ms | {off * 100:.1f} %"
-        lines.append(f"| `{cause}` | {size:g} | {cells} |")
-    if apart:
-        apart.sort()
-        lines += [
-            "",
-            f"Apart: median {statistics.median(apart) * 100:.1f} %, worst {apart[-1] * 100:.1f} %.",
-        ]
+    lines = [
+        "| removed | size | pairs | predicted | measured | clean against clean | apart |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in removals(rows):
+        noise = "–" if one.noise is None else f"{one.noise / 1e6:,.0f} ms"
+        apart = f"{one.apart * 100:.1f} %" if one.judged else "drowned in noise"
+        cells = (
+            f"{one.predicted / 1e6:,.0f} ms | {one.measured / 1e6:,.0f} ms | {noise} | {apart} |"
+        )
+        lines.append(f"| `{one.cause}` | {one.size:g} | {one.pairs} | {cells}")
     return "\n".join(lines) + "\n"

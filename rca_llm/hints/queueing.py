@@ -15,6 +15,7 @@ from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import CODE
 from rca_llm.attribute.requests import Life
 from rca_llm.hints import records
+from rca_llm.hints.admitting import saved_without_queue
 from rca_llm.hints.case import Case, Spans, over
 from rca_llm.hints.model import Charge, Confidence, Hint, Stage, rule
 from rca_llm.hints.wording import name, percent, plural, summed, time
@@ -115,7 +116,9 @@ def queue_dominated(case: Case) -> Hint | None:
 
     Symptom: queueing is at least `queue_share` of the time to first token for `request_share` of
     the requests, and less than `step_gap` of that time lies between engine steps. Source:
-    proposal; threads C01, C03, C10, C11. Disproof: steps that do not follow each other.
+    proposal; threads C01, C03, C10, C11. Disproof: steps that do not follow each other. The saving
+    is that of admitting every request on arrival, less what the larger batches then cost, by the
+    durations of the steps at hand; where they do not tell, it is the whole wait, which is the most.
     """
     limits = case.limits("R01")
     judged = [life for life in case.lives if _ttft(life)]
@@ -134,6 +137,7 @@ def queue_dominated(case: Case) -> Hint | None:
         total=ttft,
         population=f"the time to first token of {len(waited)} of {len(judged)} requests",
     )
+    saved = saved_without_queue(case)
     return Hint(
         f"Requests waited {time(queued / len(waited))} of {time(ttft / len(waited))} before any"
         f" compute; the engine was busy ({len(waited)} of {plural(len(judged), 'request')})",
@@ -147,7 +151,10 @@ def queue_dominated(case: Case) -> Hint | None:
             "requests_judged": len(judged),
             "request_share": len(waited) / len(judged),
             "step_gap_share": gap,
+            "larger_batches_considered": saved is not None,
+            "saving_at_most_ns": queued,
         },
+        saving_ns=None if saved is None else max(saved, 0),
     )
 
 

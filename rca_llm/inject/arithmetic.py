@@ -13,9 +13,12 @@ for _name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 
-__all__ = ["SIZE", "UNIT_NS", "Arithmetic", "np"]
+__all__ = ["PRODUCTS", "SIZE", "UNIT_NS", "Arithmetic", "np"]
 
 UNIT_NS = 1_000_000
+PRODUCTS = "RCA_LLM_INJECT_PRODUCTS"
+"""A variable with the products of a unit, so that several runs do exactly the same work."""
+
 SIZE = 128
 
 
@@ -29,10 +32,16 @@ class Arithmetic:
         self.unit_ns = UNIT_NS
 
     def warm_up(self) -> None:
-        """Find out how many products make a unit: from the quickest of several tries."""
+        """Find out how many products make a unit: told, else from the quickest of several tries."""
         quickest = min(self._timed(20) for _ in range(15)) / 20
-        self._repeats = max(round(UNIT_NS / quickest), 1)
+        told = os.environ.get(PRODUCTS, "")
+        self._repeats = int(told) if told.isdecimal() else max(round(UNIT_NS / quickest), 1)
         self.unit_ns = round(self._repeats * quickest)
+
+    @property
+    def products(self) -> int:
+        """How many products make a unit."""
+        return self._repeats
 
     def _timed(self, count: int) -> int:
         begun = perf_counter_ns()

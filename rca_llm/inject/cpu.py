@@ -26,17 +26,25 @@ def run(order: Order) -> Truth:
         " arithmetic that never blocks"
     )
     made = {"cpu_quota": Quota, "cpu_hog": Neighbours}[order.cause.name]
-    fault = (Fault if order.without else made)(order.magnitude, ledger)
-    Service(Load(), fault, order.seed).run()
+    Service(Load(), made(order, ledger), order.seed).run()
     return Truth(order, ledger)
 
 
 class _OffCpu(Fault):
-    """A cause whose delay is whatever keeps the engine off the CPU."""
+    """A cause whose delay is whatever keeps the engine off the CPU.
+
+    Without the cause the engine stays where the cause puts it, in a cgroup of its own or on one
+    CPU, since that alone changes how much of a machine with other work it gets.
+    """
+
+    def __init__(self, order: Order, ledger: Ledger) -> None:
+        super().__init__(order.magnitude, ledger)
+        self.gone = order.without
 
     def worked(self, turn: Turn) -> None:
         """All of it."""
-        self.ledger.add(turn.start, turn.end, turn.off_cpu, queued=turn.queued)
+        if not self.gone:
+            self.ledger.add(turn.start, turn.end, turn.off_cpu, queued=turn.queued)
 
 
 class Quota(_OffCpu):
@@ -44,7 +52,7 @@ class Quota(_OffCpu):
 
     def begin(self) -> None:
         """Make the cgroup and move into it."""
-        self._group = _make_group(self.magnitude)
+        self._group = _make_group(None if self.gone else self.magnitude)
         self._home = _home(self._group.parent)
         (self._group / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
 
@@ -58,8 +66,9 @@ class Quota(_OffCpu):
             self._group.rmdir()
 
 
-def _make_group(cpus: float) -> Path:
-    name, quota = f"rca-llm-inject-{os.getpid()}", max(round(cpus * PERIOD_US), 1000)
+def _make_group(cpus: float | None) -> Path:
+    name = f"rca-llm-inject-{os.getpid()}"
+    quota = None if cpus is None else max(round(cpus * PERIOD_US), 1000)
     for root, settings in _controllers(quota):
         group = root / name
         with contextlib.suppress(OSError):
@@ -73,13 +82,17 @@ def _make_group(cpus: float) -> Path:
     )
 
 
-def _controllers(quota: int) -> list[tuple[Path, list[tuple[str, str]]]]:
-    """Where a cgroup with a quota can be made, version 1 and 2, and what to write."""
+def _controllers(quota: int | None) -> list[tuple[Path, list[tuple[str, str]]]]:
+    """Where a cgroup can be made, version 1 and 2, and what to write; None: without a quota."""
     period = str(PERIOD_US)
-    first = [("cpu.cfs_period_us", period), ("cpu.cfs_quota_us", str(quota))]
+    first = [
+        ("cpu.cfs_period_us", period),
+        ("cpu.cfs_quota_us", str(-1 if quota is None else quota)),
+    ]
+    second = f"{'max' if quota is None else quota} {period}"
     return [
         (Path("/sys/fs/cgroup/cpu"), first),
-        (Path("/sys/fs/cgroup"), [("cpu.max", f"{quota} {period}")]),
+        (Path("/sys/fs/cgroup"), [("cpu.max", second)]),
     ]
 
 
@@ -114,7 +127,7 @@ class Neighbours(_OffCpu):
         code = f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
         self._busy = [
             subprocess.Popen([sys.executable, "-I", "-c", code])
-            for _ in range(max(round(self.magnitude), 1))
+            for _ in range(0 if self.gone else max(round(self.magnitude), 1))
         ]
 
     def end(self) -> None:

@@ -16,7 +16,8 @@ class Row:
 
     `rank` counts from 1, None where no hint names the cause. `said` is the share of latency in the
     cause's parts, of the hint itself where the cause has none. `high` are the hints of high
-    confidence that name something else.
+    confidence that name something else. `without_ns` are the summed latencies of runs of the same
+    load without the cause, `load` the machine's load average when the row was made.
     """
 
     cause: str
@@ -32,6 +33,9 @@ class Row:
     predicted_ns: float | None = None
     measured_ns: float | None = None
     note: str = ""
+    with_ns: int | None = None
+    without_ns: tuple[int, ...] = ()
+    load: float | None = None
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
