@@ -1,7 +1,9 @@
 """Finishes a run: Parquet tables beside its segments, which are cut to what was used.
 
 Segments stay: they are what was recorded, and a later version may read more out of them. Nothing is
-done while a process still writes (a daemon that outlives its command).
+done while a process still writes (a daemon that outlives its command). A run may be finished again:
+its tables are then made anew. Whoever is killed while finishing leaves a run that can be read, and
+at most a draft that the next one removes.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ LONG_BYTES = 50_000_000
 def finish(run: Run, seen: Mapping[int, int]) -> None:
     """Write the tables of a run, unless one of its processes still writes.
 
-    ``seen`` holds the processes that the launcher saw, by pid, with their start times.
+    ``seen`` holds the processes that the launcher saw, by pid, with their start times. A run whose
+    segments are gone keeps the tables that it has.
     """
-    writers = set(seen.items()) | {_writer(path) for path in run.segment_files()}
-    if not _ended(writers):
+    segments = run.segment_files()
+    writers = set(seen.items()) | {_writer(path) for path in segments}
+    if not segments or not _ended(writers):
         return
     from rca_llm import saved
     from rca_llm.readers.files import source
@@ -53,14 +57,21 @@ def finish(run: Run, seen: Mapping[int, int]) -> None:
 @contextmanager
 def _draft(folder: Path) -> Generator[Path]:
     """A folder that takes the place of ``folder`` once it is whole."""
-    draft = folder.with_suffix(".tmp")
-    shutil.rmtree(draft, ignore_errors=True)
+    draft, former = folder.with_suffix(".tmp"), folder.with_suffix(".old")
+    _remove(draft, former)
     draft.mkdir()
     try:
         yield draft
+        if folder.exists():  # a folder cannot be put in the place of one that holds something
+            folder.replace(former)
         draft.replace(folder)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        _remove(draft, former)
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _writer(path: Path) -> tuple[int, int]:
@@ -97,12 +108,30 @@ def trim(path: Path) -> None:
     """
     with path.open("r+b") as file:
         data = file.read()
-        length = -(-len(data.rstrip(b"\0")) // layout.CELL_BYTES) * layout.CELL_BYTES
-        if length < layout.HEADER_BYTES or not data.startswith(layout.MAGIC):
+        if len(data) < layout.HEADER_BYTES or not data.startswith(layout.MAGIC):
             return  # never written to
+        length = max(len(data.rstrip(b"\0")), layout.HEADER_BYTES, _end_of_payloads(data))
+        length = -(-length // layout.CELL_BYTES) * layout.CELL_BYTES
         file.seek(layout.LENGTH_OFFSET)
         file.write(length.to_bytes(8, "little"))
         file.truncate(length)
+
+
+def _end_of_payloads(data: bytes) -> int:
+    """Where the last payload ends, whose own end may be zeros; at the most, since payloads may hold
+    what looks like the cell of one.
+    """
+    import numpy as np
+
+    body = memoryview(data)[layout.HEADER_BYTES :]
+    count = len(body) // layout.CELL_BYTES
+    words = np.frombuffer(body, "<i8", count * 4).reshape(count, 4)
+    kinds = [layout.tag(kind) for kind in (layout.NAME, layout.BUFFER)]
+    places = np.flatnonzero(np.isin(words[:, 3] >> 32, kinds))
+    sizes = words[places, 1]
+    inside = (sizes > 0) & (sizes <= (count - 1 - places) * layout.CELL_BYTES)
+    ends = (places[inside] + 1) * layout.CELL_BYTES + sizes[inside]
+    return layout.HEADER_BYTES + int(ends.max(initial=0))
 
 
 @contextmanager

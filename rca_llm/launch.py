@@ -196,13 +196,14 @@ def _traced(
     sampled = _sample_stacks(run) if options.stacks else None
     _warn_about_gpu(base, options)
     status = child.wait(pid)
+    manifest |= _end(manifest, status)
     if sampled is not None:
         _guarded("the stacks could not be ended", lambda: _end_stacks(sampled))
     if counting is not None:
         _guarded("the counters could not be ended", lambda: _end_counting(counting))
     _guarded(
         "the run could not be finished",
-        lambda: _finish(run, sampler, manifest, status, options),
+        lambda: _finish(run, sampler, manifest, options),
     )
     return status
 
@@ -221,9 +222,22 @@ def _manifest(
         "launcher_pid": os.getpid(),
         "host": os.uname().nodename,
         "kernel": os.uname().release,
+        "began_ns": began[0],
         "began_utc_ns": began[1],
         "anchors": [began[:2]],
         "options": settings,
+    }
+
+
+def _end(manifest: dict[str, Any], status: int) -> dict[str, Any]:
+    """What the manifest says once the command has ended, which is now."""
+    ended = recorder.anchor()
+    return {
+        "state": "finished",
+        "ended_ns": ended[0],
+        "ended_utc_ns": ended[1],
+        "status": status,
+        "anchors": [*manifest["anchors"], ended[:2]],
     }
 
 
@@ -291,18 +305,9 @@ def _warn_about_gpu(env: Mapping[str, str], options: Options) -> None:
         say("NCCL_PROFILER_PLUGIN belongs to another tool: no algorithm, protocol of collectives")
 
 
-def _finish(
-    run: Run, sampler: Sampler | None, manifest: dict[str, Any], status: int, options: Options
-) -> None:
+def _finish(run: Run, sampler: Sampler | None, manifest: dict[str, Any], options: Options) -> None:
     if sampler is not None:
         sampler.stop()
-    ended = recorder.anchor()
-    manifest |= {
-        "state": "finished",
-        "ended_utc_ns": ended[1],
-        "status": status,
-        "anchors": [*manifest["anchors"], ended[:2]],
-    }
     run.write_manifest(manifest)
     if _report_troubles(run, sampler):
         seen = sampler.seen if sampler is not None else {}

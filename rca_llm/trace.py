@@ -154,7 +154,13 @@ SAMPLES: Schema = {
     "process": "int",
     "value": "float",
 }
-PROCESSES: Schema = {"process": "int", "name": "text", "rank": "int"}
+PROCESSES: Schema = {
+    "process": "int",
+    "name": "text",
+    "rank": "int",
+    "start": "time",  # when it began and ended, where that opens the window: see readers/run.py
+    "end": "time",
+}
 THREADS: Schema = {"process": "int", "thread": "int", "name": "text"}
 
 TABLES: dict[str, Schema] = {

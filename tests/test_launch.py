@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rca_llm.attribute.ranks import find_ranks
 from rca_llm.readers import read
 from rca_llm.readers.files import source
 from rca_llm.readers.run import read_segments
@@ -416,3 +417,28 @@ def test_a_working_directory_that_is_gone_costs_the_trace_and_not_the_command(
     assert (done.returncode, done.stdout) == (0, "hi\n")
     assert done.stderr.count("\n") == 1
     assert "runs untraced" in done.stderr
+
+
+_BUSY = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"
+
+
+def test_the_window_of_a_program_without_python_is_its_commands_life(tmp_path: Path) -> None:
+    done = trace(tmp_path, "sh", "-c", f"sleep 0.3; {_BUSY}; sleep 0.4")
+    assert done.status == 0
+    begin, end = (done.run.manifest()[name] for name in ("began_ns", "ended_ns"))
+    assert end - begin >= 700_000_000
+    member = read(done.run.path).timelines[0]
+    (rank,) = find_ranks(member)
+    assert (rank.start, rank.end) == (begin, end)
+    window = read(done.run.path).attribute().summary["window"]
+    assert window["span_ns"] == end - begin
+
+
+def test_the_window_of_a_program_without_python_leaves_pauses_out(tmp_path: Path) -> None:
+    options = ("--duration", "1s")
+    done = trace(tmp_path, "sh", "-c", f"{_BUSY}; sleep 3", options=options)
+    assert done.status == 0
+    begin, end = (done.run.manifest()[name] for name in ("began_ns", "ended_ns"))
+    (rank,) = find_ranks(done.timeline())
+    assert rank.start == begin
+    assert rank.end < end - 500_000_000

@@ -30,6 +30,7 @@ _TIMED = {
     "marks": ("t", "t"),
     "tokens": ("t", "t"),
     "requests": ("arrival", "finished"),
+    "processes": ("start", "end"),
 }
 """The tables whose records open a rank's window; samples do not."""
 

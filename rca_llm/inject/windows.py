@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rca_llm.table import Ints, Mask, Table
+from rca_llm.table import UNKNOWN, Ints, Mask, Table, known
 from rca_llm.trace import Timeline, Trace
 
 _TIMES = {
@@ -27,7 +27,18 @@ def _timeline(timeline: Timeline, start: int, end: int) -> Timeline:
         table = timeline[name]
         found.tables[name] = table.take(_inside(table, column, start, end))
     found.tables["batch"] = _batch(timeline, start, end)
+    found.tables["processes"] = _processes(timeline["processes"], start, end)
     return found
+
+
+def _processes(table: Table, start: int, end: int) -> Table:
+    """All of them, alive within the part alone."""
+    kept = {
+        column: np.where(known(table[column]), np.clip(table[column], start, end), UNKNOWN)
+        for column in ("start", "end")
+        if column in table
+    }
+    return table.with_columns(**kept)
 
 
 def _inside(table: Table, column: str, start: int, end: int) -> Mask:

@@ -15,32 +15,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from rca_llm import __version__, intervals, saved
+from rca_llm import __version__, saved
 from rca_llm.errors import RcaError, UnreadableInput
 from rca_llm.probes import format as layout
-from rca_llm.readers import (
-    cupti,
-    nccl,
-    nccl_rows,
-    run_aliases,
-    run_calls,
-    run_collectives,
-    run_stacks,
-    run_states,
-)
+from rca_llm.readers import run_aliases, run_calls, run_stacks, run_tables
 from rca_llm.readers.files import Source, entries, is_url, source
-from rca_llm.readers.mending import mend
-from rca_llm.readers.run_requests import Requests
-from rca_llm.readers.segments import Codes, Segment, coded, parse
+from rca_llm.readers.segments import Segment, parse, pauses
 from rca_llm.run import TABLES
-from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Mask, Table
+from rca_llm.table import UNKNOWN, Table
 from rca_llm.trace import (
-    BATCH,
-    MARKS,
     PROCESSES,
-    RANGES,
-    SAMPLES,
-    STEPS,
     SWITCHED_OFF,
     THREADS,
     Header,
@@ -50,9 +34,6 @@ from rca_llm.trace import (
 )
 
 _MANIFEST = "manifest.json"
-_REQUEST_KIND = "request"
-_STATE_EVENTS = ("queued", "scheduled", "preempted", "resumed", "aborted")
-_DEVICE, _PROCESS = layout.SUBJECTS.index("device"), layout.SUBJECTS.index("process")
 
 
 def matches(found: Source) -> bool:
@@ -118,7 +99,7 @@ def read_segments(found: Source) -> Timeline:
     timeline = Timeline(Input(found.path, "run", tool="rca-llm", tool_version=__version__))
     segments = list(_segments(timeline, folder))
     run_aliases.rename(segments)
-    _Reading(timeline, segments).run()
+    run_tables.fill(timeline, segments)
     run_stacks.add(timeline, found.path)
     _describe(timeline, segments, manifest)
     events = sum(len(table) for table in timeline.tables.values())
@@ -157,399 +138,6 @@ def _segments(timeline: Timeline, folder: str) -> Iterable[Segment]:
         yield segment
 
 
-class _Reading:
-    """Fills the tables of a timeline from segments."""
-
-    def __init__(self, timeline: Timeline, segments: list[Segment]) -> None:
-        self.timeline = timeline
-        self.segments = segments
-        self.strings = timeline.strings
-        self.requests = Requests()
-        self.gaps = [gap for segment in segments for gap in _launcher_gaps(segment)]
-        self.looks: dict[tuple[int, int], list[Array]] = {}
-
-    def run(self) -> None:
-        """Read everything."""
-        for segment in self.segments:
-            self._read(segment)
-        self._finish_requests()
-        self._watched_threads()
-        self._gpu()
-        self._close_steps()
-        run_calls.take_callers(self.timeline)
-        mend(self.timeline)
-
-    def _read(self, segment: Segment) -> None:
-        codes = segment.codes(self.strings)
-        self._spans(segment, codes)
-        self._calls(segment, codes)
-        self._marks(segment, codes)
-        self._events(segment)
-        self._steps(segment, codes)
-        self._sched(segment)
-        self._samples(segment, codes)
-        self.timeline.note(
-            "dropped_records",
-            int(segment.header["dropped"]),
-            f"process {segment.pid}",
-            f"recording ended: {os.strerror(segment.header['stop_errno'])}",
-        )
-
-    def _spans(self, segment: Segment, codes: Codes) -> None:
-        cells, places = segment.cells, segment.of(layout.SPAN)
-        places = places[cells["a"][places] != 0]
-        places = places[~self._in_gap(cells["a"][places])]
-        kind = coded(codes, cells["d"][places])
-        scopes = kind == self.strings.code(_REQUEST_KIND)
-        if scopes.any():
-            self._scopes(segment, places[scopes])
-            places, kind = places[~scopes], kind[~scopes]
-        meetings = kind == self.strings.code(run_collectives.KIND)
-        if meetings.any():
-            found = run_collectives.table(segment, codes, places[meetings], self.strings)
-            self.timeline.add("collectives", found)
-            places, kind = places[~meetings], kind[~meetings]
-        self.timeline.add("ranges", self._ranges(segment, codes, places, kind))
-
-    def _ranges(self, segment: Segment, codes: Codes, places: Ints, kind: Codes) -> Table:
-        cells, flags = segment.cells, segment.flags[places]
-        more, has_more = segment.followers(places, layout.MORE)
-        has_more &= (flags & layout.FLAG_MORE) != 0
-        nvtx = (flags & layout.FLAG_NVTX) != 0
-        domain = np.where(has_more, coded(codes, cells["d"][more]), NO_TEXT)
-        host = np.where(cells["d"][places] == 0, self.strings.code("host"), kind)
-        return Table(
-            RANGES,
-            {
-                "start": cells["a"][places],
-                "end": _or_unknown(cells["b"][places], 0),
-                "name": coded(codes, cells["e"][places]),
-                "domain": np.where(nvtx, domain, self.strings.code("probe")),
-                "kind": np.where(nvtx, NO_TEXT, host),
-                "process": np.full(len(places), segment.pid),
-                "thread": self._thread_of(segment, places, flags),
-                "request": coded(codes, cells["c"][places]),
-                "step": np.where(has_more, _or_unknown(cells["a"][more], -1), UNKNOWN),
-                "bytes": np.where(has_more, _or_unknown(cells["b"][more], -1), UNKNOWN),
-                "path": np.where(has_more, coded(codes, cells["c"][more]), NO_TEXT),
-            },
-        )
-
-    def _thread_of(self, segment: Segment, places: Ints, flags: Array) -> Ints:
-        """The thread of each record; none for what may overlap others, as coroutines do."""
-        thread = _threads(segment, places)
-        thread[(flags & layout.FLAG_ASYNC) != 0] = UNKNOWN
-        return thread
-
-    def _scopes(self, segment: Segment, places: Ints) -> None:
-        failed = (segment.flags[places] & layout.FLAG_ERROR) != 0
-        rows = _rows(segment.cells[places], "c", "a", "b")
-        for (request, start, end), has_failed in zip(rows, failed.tolist(), strict=True):
-            if request in segment.names:
-                self.requests.scope(segment.names[request], start, end or None, has_failed)
-
-    def _calls(self, segment: Segment, codes: Codes) -> None:
-        table = run_calls.calls(segment, codes, self.strings)
-        if len(table):
-            self.timeline.add("ranges", table.take(~self._in_gap(table["start"])))
-
-    def _marks(self, segment: Segment, codes: Codes) -> None:
-        cells, places = segment.cells, segment.of(layout.MARK)
-        places = places[~self._in_gap(cells["a"][places])]
-        table = Table(
-            MARKS,
-            {
-                "t": cells["a"][places],
-                "name": coded(codes, cells["e"][places]),
-                "request": coded(codes, cells["c"][places]),
-                "process": np.full(len(places), segment.pid),
-                "thread": _threads(segment, places),
-            },
-        )
-        self.timeline.add("marks", table)
-        self._mark_numbers(segment, places)
-
-    def _mark_numbers(self, segment: Segment, places: Ints) -> None:
-        """The numbers of marks as samples called `<mark>.<number>`."""
-        cells = segment.cells
-        rows: list[tuple[int, int, float]] = []
-        for place in places[segment.followers(places, layout.NUMBER)[1]].tolist():
-            mark = segment.names.get(int(cells["e"][place]), "")
-            for number in _numbers_behind(segment, place):
-                key = segment.names.get(int(cells["e"][number]), "")
-                code = self.strings.code(f"{mark}.{key}")
-                rows.append((int(cells["a"][place]), code, _value(segment, number)))
-        self.timeline.add(
-            "samples",
-            Table(
-                SAMPLES,
-                {
-                    "t": [time for time, _, _ in rows],
-                    "metric": [metric for _, metric, _ in rows],
-                    "value": [value for _, _, value in rows],
-                    "process": np.full(len(rows), segment.pid),
-                },
-            ),
-        )
-
-    def _events(self, segment: Segment) -> None:
-        cells = segment.cells[segment.of(layout.REQUEST)]
-        marks: list[tuple[int, str, str]] = []
-        for number, code, time, count in _rows(cells, "d", "c", "a", "b"):
-            request = segment.names.get(number)
-            if request is None or code >= len(layout.REQUEST_EVENTS):
-                continue
-            name = layout.REQUEST_EVENTS[code]
-            self.requests.event(request, name, time, count)
-            if name in _STATE_EVENTS:
-                marks.append((time, name, request))
-        self.timeline.add(
-            "marks",
-            Table(
-                MARKS,
-                {
-                    "t": [time for time, _, _ in marks],
-                    "name": self.strings.codes(name for _, name, _ in marks),
-                    "request": self.strings.codes(request for _, _, request in marks),
-                    "process": np.full(len(marks), segment.pid),
-                },
-            ),
-        )
-
-    def _steps(self, segment: Segment, codes: Codes) -> None:
-        cells, places = segment.cells, segment.of(layout.STEP)
-        places = places[~self._in_gap(cells["a"][places])]
-        more, has_more = segment.followers(places, layout.MORE)
-        modes = self.strings.codes(_known_names(layout.STEP_MODES))
-        whole = self._whole_steps(segment, places)
-        batch = cells["d"][whole].astype(np.int64)
-        first_row = len(self.timeline["steps"])
-        self.timeline.add(
-            "steps",
-            Table(
-                STEPS,
-                {
-                    "id": np.where(has_more, cells["a"][more], UNKNOWN),
-                    "process": np.full(len(places), segment.pid),
-                    "start": cells["a"][places],
-                    "end": _or_unknown(cells["b"][places], 0),
-                    "mode": modes[np.minimum(cells["c"][places], len(modes) - 1)],
-                    "batch": batch,
-                },
-            ),
-        )
-        rows, at = self._batches(segment, codes, whole, batch, first_row)
-        told = has_more & (whole != places)  # of all requests at once
-        out = np.where(told[rows], cells["b"][more][rows], cells["b"][at])
-        self._tokens_out(segment, at, cells["b"][places][rows], out)
-
-    def _whole_steps(self, segment: Segment, places: Ints) -> Ints:
-        """Of each STEP the place of the one that has its batch: itself, or an earlier one."""
-        earlier = places - segment.cells["e"][places].astype(np.int64)
-        known = (earlier >= 0) & (segment.kinds[np.maximum(earlier, 0)] == layout.STEP)
-        return np.where(known, earlier, places)
-
-    def _batches(
-        self, segment: Segment, codes: Codes, places: Ints, batch: Ints, first_row: int
-    ) -> tuple[Ints, Ints]:
-        """Add the batches of some steps; the step and the place of each row, of those that are."""
-        rows = np.repeat(np.arange(len(places)), batch)
-        within = np.arange(len(rows)) - np.repeat(np.cumsum(batch) - batch, batch)
-        cells = segment.cells
-        at = np.minimum(places[rows] + 2 + within, max(len(cells) - 1, 0))
-        whole = segment.kinds[at] == layout.STEP_REQUEST
-        at, rows = at[whole], rows[whole]
-        phases = self.strings.codes(_known_names(layout.PHASES))
-        self.timeline.add(
-            "batch",
-            Table(
-                BATCH,
-                {
-                    "step": rows + first_row,
-                    "request": coded(codes, cells["d"][at]),
-                    "phase": phases[np.minimum(cells["c"][at], len(phases) - 1)],
-                    "tokens": _or_unknown(cells["a"][at], -1),
-                },
-            ),
-        )
-        return rows, at
-
-    def _tokens_out(self, segment: Segment, at: Ints, ends: Ints, out: Ints) -> None:
-        """Tokens that left the engine when the step of each STEP_REQUEST cell ended."""
-        rows = np.flatnonzero((out > 0) & (ends != 0))
-        names = segment.cells["d"][at[rows]].tolist()
-        for name, end, count in zip(names, ends[rows].tolist(), out[rows].tolist(), strict=True):
-            request = segment.names.get(name)
-            if request is not None:
-                self.requests.event(request, "token", end, count)
-
-    def _sched(self, segment: Segment) -> None:
-        cells, places = segment.cells, segment.of(layout.SCHED)
-        more, whole = segment.followers(places, layout.MORE)
-        places, more = places[whole], more[whole]
-        keys = cells["d"][places].astype(np.int64) << 32 | cells["e"][places]
-        faults = np.where(
-            cells["d"][more] & layout.SCHED_FAULTS, cells["c"][more].astype(np.int64), -1
-        )
-        kernel = cells["e"][more].astype(np.int64)
-        itself = np.full(len(places), segment.header["writer"] != layout.WRITER_LAUNCHER)
-        times = cells["a"][places], cells["b"][places], cells["a"][more]
-        rows = np.stack([*times, faults, kernel, itself])
-        order = np.argsort(keys, kind="stable")
-        found, first = np.unique(keys[order], return_index=True)
-        for key, own in zip(found.tolist(), np.split(order, first)[1:], strict=True):
-            self.looks.setdefault((key >> 32, key & 0xFFFFFFFF), []).append(rows[:, own])
-
-    def _watched_threads(self) -> None:
-        """What threads did, from the looks at them and the calls that are known."""
-        looks = self._looks()
-        calls, locks = run_calls.spans(self.timeline), run_calls.spans(self.timeline, "gil")
-        edges = run_calls.edges(self.timeline)
-        known = run_states.Known(calls, locks, edges, self._throttled())
-        self.timeline.add("states", run_states.states(looks, self.strings, known))
-        self.timeline.add("ranges", run_states.faults(looks, self.strings, known))
-        self.timeline.header.extra["threads"] = run_states.totals(looks)
-
-    def _throttled(self) -> run_states.Spans:
-        """When the quota of a cgroup kept its threads from running."""
-        samples = self.timeline["samples"]
-        found: list[run_states.Spans] = []
-        for metric in ("cpu.throttled_ns", "cpu.throttled_count"):
-            rows = samples["metric"] == self.strings.code(metric)
-            order = np.argsort(samples["t"][rows], kind="stable")
-            total = samples["value"][rows][order].astype(np.int64)
-            least = 0 if metric.endswith("_ns") else run_states.BETWEEN_READINGS_NS
-            found.append(run_states.throttled_spans(samples["t"][rows][order], total, least))
-        start, end = (np.concatenate(columns) for columns in zip(*found, strict=True))
-        return intervals.union(start, end)
-
-    def _looks(self) -> dict[tuple[int, int], run_states.Looks]:
-        looks: dict[tuple[int, int], run_states.Looks] = {}
-        for key, parts in self.looks.items():
-            rows = np.concatenate(parts, axis=1)
-            time, *counters = rows[:, np.argsort(rows[0], kind="stable")]
-            on_cpu, delay, faults, kernel, own = counters
-            looks[key] = run_states.Looks(time, on_cpu, delay, faults, kernel, own > 0)
-        return looks
-
-    def _samples(self, segment: Segment, codes: Codes) -> None:
-        cells, places = segment.cells, segment.of(layout.SAMPLE)
-        subject, of = cells["e"][places], cells["d"][places].astype(np.int64)
-        self.timeline.add(
-            "samples",
-            Table(
-                SAMPLES,
-                {
-                    "t": cells["a"][places],
-                    "metric": coded(codes, cells["c"][places]),
-                    "device": np.where(subject == _DEVICE, of, -1),
-                    "process": np.where(subject == _PROCESS, of, UNKNOWN),
-                    "value": np.ascontiguousarray(cells["b"][places]).view(np.float64),
-                },
-            ),
-        )
-
-    def _finish_requests(self) -> None:
-        requests, tokens = self.requests.tables(self.strings)
-        self.timeline.add("requests", requests)
-        self.timeline.add("tokens", tokens)
-
-    def _gpu(self) -> None:
-        """The rows of the native collector, process by process."""
-        for pid in dict.fromkeys(segment.pid for segment in self.segments):
-            rows, tasks = cupti.Rows(), nccl_rows.Rows()
-            facts: list[tuple[str, int, str | None]] = []
-            for segment in (own for own in self.segments if own.pid == pid):
-                facts.extend(_facts(segment, "gpu."))
-                nccl.add_facts(self.timeline, _facts(segment, "nccl."))
-                threads = _threads(segment, segment.of(layout.SPAN))
-                tasks.calls += nccl_rows.calls_of(segment, threads)
-                if segment.buffers:
-                    codes = cupti.codes_of(self.timeline, segment.names)
-                    for buffer in segment.buffers:
-                        kind, size = int(buffer.cell["c"]), int(buffer.cell["d"])
-                        rows.add(kind, size, buffer.data, codes)
-                        tasks.add(kind, size, buffer.data, codes)
-            if rows.parts:
-                cupti.add_rows(self.timeline, rows, pid)
-            if facts:
-                cupti.add_facts(self.timeline, facts, pid)
-            if tasks.tasks or tasks.calls:
-                nccl.add_rows(self.timeline, tasks, pid)
-
-    def _close_steps(self) -> None:
-        """Let steps that a killed process left open end with its last record."""
-        steps = self.timeline["steps"]
-        still_open = np.flatnonzero(steps["end"] == UNKNOWN)
-        if not len(still_open):
-            return
-        end = np.array(steps["end"])
-        for row in still_open.tolist():
-            own = self.timeline["ranges"]["process"] == steps["process"][row]
-            last = self.timeline["ranges"]["end"][own].max(initial=UNKNOWN)
-            end[row] = max(int(last), int(steps["start"][row]))
-        self.timeline.tables["steps"] = steps.with_columns(end=end)
-        self.timeline.note("repaired", len(still_open), "run", "steps that were never closed")
-
-    def _in_gap(self, times: Array) -> Mask:
-        inside = np.zeros(len(times), bool)
-        for start, end in self.gaps:
-            inside |= (times >= start) & (times < end)
-        return inside
-
-
-def _rows(cells: Array, *fields: str) -> Iterable[tuple[int, ...]]:
-    """Some fields of cells, row by row, which Python reads faster from lists than from arrays."""
-    return zip(*(cells[field].tolist() for field in fields), strict=True)
-
-
-def _or_unknown(values: Array, unknown: int) -> Ints:
-    return np.where(values == unknown, UNKNOWN, values)
-
-
-def _known_names(names: tuple[str, ...]) -> Iterable[str | None]:
-    return (None if name == "unknown" else name for name in names)
-
-
-def _threads(segment: Segment, places: Ints) -> Ints:
-    """The thread that wrote each cell: the header's until a THREAD cell names another."""
-    changes = segment.of(layout.THREAD)
-    owners = np.append(segment.header["tid"], segment.cells["b"][changes]).astype(np.int64)
-    return owners[np.searchsorted(changes, places)]
-
-
-def _numbers_behind(segment: Segment, place: int) -> Iterable[int]:
-    place += 1
-    while place < len(segment.kinds) and segment.kinds[place] == layout.NUMBER:
-        yield place
-        place += 1
-
-
-def _value(segment: Segment, place: int) -> float:
-    value = segment.cells["b"][place]
-    if segment.flags[place] & layout.FLAG_FLOAT:
-        return float(value.view(np.float64))
-    return float(value)
-
-
-def _launcher_gaps(segment: Segment) -> list[tuple[int, int]]:
-    """When the whole run was paused."""
-    if segment.header["writer"] != layout.WRITER_LAUNCHER:
-        return []
-    rows = segment.cells[segment.of(layout.GAP)]
-    last = np.iinfo(np.int64).max
-    return [(int(row["a"]), int(row["b"]) or int(last)) for row in rows]
-
-
-def _facts(segment: Segment, prefix: str = "") -> Iterable[tuple[str, int, str | None]]:
-    """The INFO cells about the segment's own process whose key has a prefix."""
-    for place in segment.of(layout.INFO).tolist():
-        cell = segment.cells[place]
-        key = segment.names.get(int(cell["c"]), "")
-        if key.startswith(prefix) and not cell["e"]:
-            yield key, int(cell["b"]), segment.names.get(int(cell["d"]))
-
-
 # ------------------------------------------------------------------ who recorded
 
 
@@ -572,13 +160,14 @@ def _describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, A
         extra={
             **header.extra,
             **{key: manifest.get(key) for key in _TOLD},
-            "gaps": _all_gaps(segments),
+            "gaps": pauses(segments),
             "probes": _probes(segments),
             "short_calls": run_calls.short_calls(segments),
         },
     )
     traced = [own for own in segments if own.header["writer"] != layout.WRITER_LAUNCHER]
-    timeline.add("processes", _processes(timeline, segments, traced))
+    processes = _processes(timeline, segments, traced)
+    timeline.add("processes", _with_life(processes, segments, manifest))
     timeline.add("threads", _thread_names(timeline, segments, traced))
     gaps = len(timeline.header.extra["gaps"])
     timeline.note("dropped_records", gaps, "run", SWITCHED_OFF)
@@ -614,10 +203,6 @@ def _probes(segments: list[Segment]) -> dict[str, list[str]]:
     }
 
 
-def _all_gaps(segments: list[Segment]) -> list[tuple[int, int]]:
-    return [gap for segment in segments for gap in _launcher_gaps(segment)]
-
-
 def _told(segments: list[Segment], key: str) -> Iterable[tuple[int, int, str]]:
     """INFO cells of a key: process, number, text; later ones follow earlier ones."""
     for segment in segments:
@@ -640,6 +225,30 @@ def _processes(timeline: Timeline, segments: list[Segment], traced: list[Segment
             "rank": [UNKNOWN if ranks.get(pid, -1) < 0 else ranks[pid] for pid in names],
         },
     )
+
+
+def _with_life(processes: Table, segments: list[Segment], manifest: dict[str, Any]) -> Table:
+    """The processes, and of a program without Python when its command began and ended.
+
+    Python's own records begin and end with the process. Those of others are what they did to be
+    seen, and the time before and after belongs to the run as well; not while it was paused.
+    """
+    if any(own.header["writer"] == layout.WRITER_PYTHON for own in segments):
+        return processes
+    begin, end = _time(manifest.get("began_ns")), _time(manifest.get("ended_ns"))
+    for paused, resumed in pauses(segments):
+        begin = resumed if paused <= begin < resumed else begin
+        end = paused if paused <= end < resumed else end
+    if UNKNOWN not in (begin, end) and begin >= end:
+        return processes
+    own = processes["process"] == _time(manifest.get("pid"))
+    times = {"start": np.where(own, begin, UNKNOWN), "end": np.where(own, end, UNKNOWN)}
+    return processes.with_columns(**times)
+
+
+def _time(value: object) -> int:
+    """A number of the manifest; UNKNOWN where it is none."""
+    return value if isinstance(value, int) and 0 <= value < 2**62 else UNKNOWN
 
 
 def _thread_names(timeline: Timeline, segments: list[Segment], traced: list[Segment]) -> Table:
