@@ -13,16 +13,22 @@ from time import perf_counter_ns
 
 from . import format as layout
 from .quotas import Quotas
-from .recorder import WORDS_A_CELL, Recorder, command_name, process_start, put
+from .recorder import Recorder, command_name, process_start
+from .watch import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .watch import Watch, look
+else:
+    try:  # built for this very Python, or not at all
+        from .native._watch import Watch, look
+    except ImportError:
+        from .watch import Watch, look
+
 # At most this many threads are followed closely; the others are looked at with every census.
 MAX_THREADS = 128
-# A thread that was blocked for so long since the last look is asked for its page faults.
-BLOCKED_NS = 500_000
 _DEVICE, _PROCESS = layout.SUBJECTS.index("device"), layout.SUBJECTS.index("process")
 _CGROUP, _HOST = layout.SUBJECTS.index("cgroup"), layout.SUBJECTS.index("host")
 
@@ -47,65 +53,6 @@ class Sink:
         """One value of a process."""
         self.sample(metric, value, _PROCESS, pid)
 
-    def sched(
-        self,
-        pid: int,
-        tid: int,
-        now: int,
-        counters: tuple[int, int, int],
-        faults: tuple[int, int] | None,
-    ) -> None:
-        """A thread's time on CPU and on the run queue, and its time slices so far.
-
-        ``faults``: its major page faults and its time in the kernel, µs, where those were asked.
-        """
-        on_cpu, delay, slices = counters
-        room = self.recorder.reserve_always(2)
-        if room is not None:
-            words, at = room
-            pages, kernel = faults or (0, 0)
-            known = 0 if faults is None else layout.SCHED_FAULTS
-            more = at + WORDS_A_CELL
-            put(words, more, layout.MORE, delay, slices, pages & layout.ALL, known, kernel)
-            put(words, at, layout.SCHED, now, on_cpu, 0, pid, tid, layout.FLAG_MORE)
-
-
-class Thread:
-    """A thread of the run: its schedstat file, kept open, and what it said last.
-
-    Its faults are asked for where it was blocked for a while, since only then they matter: that
-    file costs several times as much to read.
-    """
-
-    __slots__ = ("descriptor", "last", "name", "pid", "seen", "tid")
-
-    def __init__(self, pid: int, tid: int) -> None:
-        self.pid = pid
-        self.tid = tid
-        self.last = b""
-        self.name = ""
-        self.seen = (perf_counter_ns(), 0)
-        self.descriptor = os.open(f"/proc/{pid}/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        os.close(self.descriptor)
-
-    def read(self, sink: Sink) -> bool:
-        """Write the thread's numbers if they changed; OSError once it has ended."""
-        text = os.pread(self.descriptor, 100, 0)
-        if text == self.last or not text:
-            return False
-        self.last = text
-        words = text.split()
-        counters = int(words[0]), int(words[1]), int(words[2])
-        now, busy = perf_counter_ns(), counters[0] + counters[1]
-        blocked = (now - self.seen[0]) - (busy - self.seen[1])
-        self.seen = now, busy
-        faults = _thread_faults(self.pid, self.tid) if blocked >= BLOCKED_NS else None
-        sink.sched(self.pid, self.tid, now, counters, faults)
-        return True
-
 
 class System:
     """Samples the process tree that begins at ``root`` and the machine below it.
@@ -119,16 +66,18 @@ class System:
         self.run = run
         self.names: dict[int, str] = {}
         self.starts: dict[int, int] = {}
-        self._threads: dict[tuple[int, int], Thread] = {}
-        self._busy: list[Thread] = []
+        self._threads: dict[tuple[int, int], Watch] = {}
+        self._busy: list[Watch] = []
+        self._found: list[int] = []
+        self._last_id = ""
+        self._changed = True
         self._quotas = Quotas()
         self._quotas.watch(root)
         self._thread_names: dict[tuple[int, int], str] = {}
 
     def tick(self) -> None:
         """Read the threads that ran since the last census."""
-        for thread in list(self._busy):
-            self._read(thread)
+        self._look(self._busy)
         if self._quotas and self._quotas.grown():
             self._throttled()
 
@@ -137,35 +86,59 @@ class System:
         if self._quotas.total_ns or not self._quotas.count:
             self.sink.sample("cpu.throttled_ns", float(self._quotas.total_ns), _CGROUP)
 
-    def _read(self, thread: Thread) -> bool:
-        try:
-            return thread.read(self.sink)
-        except (OSError, ValueError):
-            self._forget(thread)
-            return False
-
-    def _forget(self, thread: Thread) -> None:
-        self._threads.pop((thread.pid, thread.tid), None)
-        if thread in self._busy:
-            self._busy.remove(thread)
-        thread.close()
+    def _look(self, threads: list[Watch]) -> None:
+        """Write what changed of some threads, and forget those that have ended."""
+        recorder = self.sink.recorder
+        room = recorder.reserve_always(2 * len(threads)) if threads else None
+        if room is not None:
+            words, at = room
+            recorder.at = look(threads, words, at)  # the rest of the room is free again
+        if any(thread.ended for thread in threads):
+            for thread in threads:
+                if thread.ended:
+                    self._threads.pop((thread.pid, thread.tid), None)
+            self._busy = [thread for thread in self._busy if not thread.ended]
 
     def census(self) -> None:
         """Find new processes and threads, and choose the threads to follow closely."""
-        for pid in self._processes():
+        if self._may_be_more():
+            self._discover()
+        threads = list(self._threads.values())
+        self._look(threads)
+        self._busy = [thread for thread in threads if thread.ran and not thread.ended]
+        del self._busy[MAX_THREADS:]
+
+    def _may_be_more(self) -> bool:
+        """Whether a process or thread was started lately, by the last id that the kernel gave.
+
+        Once more after that, since a new process may not yet be what it becomes by `exec`. A
+        container may show an id of its own making: `slow` looks in any case.
+        """
+        last = _line("/proc/loadavg").rpartition(" ")[2]
+        changed = last != self._last_id or last in ("", "0")
+        again, self._changed = self._changed, changed
+        self._last_id = last
+        return changed or again
+
+    def _discover(self) -> None:
+        self._found = self._processes()
+        for pid in self._found:
+            is_new = pid not in self.starts
             self._describe(pid)
-            self._quotas.watch(pid)
             for tid in _numbers(f"/proc/{pid}/task"):
                 self._add(pid, tid)
-            self._memory(pid)
-        ran = [thread for thread in list(self._threads.values()) if self._read(thread)]
-        self._busy = ran[:MAX_THREADS]
+            if is_new:
+                self._measure(pid)
+
+    def _measure(self, pid: int) -> None:
+        self._quotas.watch(pid)
+        self._memory(pid)
 
     def _add(self, pid: int, tid: int) -> None:
         if (pid, tid) in self._threads or len(self._threads) >= 4 * MAX_THREADS:
             return
         try:
-            self._threads[pid, tid] = Thread(pid, tid)
+            self._threads[pid, tid] = Watch(pid, tid)
         except OSError:
             return
         name = _line(f"/proc/{pid}/task/{tid}/comm")
@@ -227,7 +200,13 @@ class System:
             self.sink.process("process.major_faults", pid, float(faults))
 
     def slow(self) -> None:
-        """Read what belongs to the cgroup and the machine: throttling, pressure, retransmits."""
+        """Read what belongs to processes, the cgroup and the machine.
+
+        Memory, IO and faults; throttling; pressure and retransmits.
+        """
+        self._discover()
+        for pid in self._found:
+            self._measure(pid)
         if self._quotas:
             self._throttled()
         for resource in ("cpu", "memory", "io"):
@@ -239,9 +218,9 @@ class System:
 
     def close(self) -> None:
         """Read every thread once more and give all descriptors back."""
-        for thread in list(self._threads.values()):
-            if self._read(thread) or (thread.pid, thread.tid) in self._threads:
-                self._forget(thread)
+        self._look(list(self._threads.values()))
+        self._threads.clear()
+        self._busy.clear()
 
 
 _STATUS_METRICS = {"RssAnon": "process.rss_anon_bytes", "VmSwap": "process.swap_bytes"}
@@ -283,28 +262,9 @@ def _children(pid: int) -> Iterator[int]:
             yield int(word)
 
 
-_TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
-
-
-def _thread_faults(pid: int, tid: int) -> tuple[int, int] | None:
-    """Major page faults of a thread, and its CPU time in the kernel, µs modulo 2^32."""
-    words = _stat(f"{pid}/task/{tid}")
-    return (int(words[9]), int(words[12]) * _TICK_US & layout.ALL) if words else None
-
-
 def _major_faults(pid: int) -> int | None:
-    words = _stat(str(pid))
+    words = stat(str(pid))
     return int(words[9]) if words else None
-
-
-def _stat(of: str) -> list[bytes]:
-    """The words of a stat file behind the name; empty where it cannot be read."""
-    try:
-        with open(f"/proc/{of}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
-    return words if len(words) > 12 and words[9].isdigit() and words[12].isdigit() else []
 
 
 def _pressure(resource: str) -> Iterator[tuple[str, int]]:

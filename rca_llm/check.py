@@ -57,6 +57,7 @@ def tracing() -> Iterator[Result]:
     for file, what, without in (
         ("librca_llm.so", "GPU collector", "kernels come through cupti-python at a price, or not"),
         ("_recorder*.so", "fast spans", "spans cost more"),
+        ("_watch*.so", "fast looks at threads", "threads are looked at less often, at a price"),
     ):
         built = any(probes.glob(file))
         advice = "" if built else f"without it {without}; install a C compiler and reinstall"

@@ -45,6 +45,7 @@ class Sampler:
         self._recorder = open_segment(run)
         self._system = System(self._recorder, pid, str(run.path))
         self._gap: tuple[memoryview[int], int] | None = None
+        self._gate = run.gate()
         self._threads = [
             threading.Thread(target=self._guard, args=[loop], name="rca-llm sampler", daemon=True)
             for loop in (self._loop, self._gpu_loop)
@@ -120,10 +121,7 @@ class Sampler:
 
     def _watch_gate(self) -> bool:
         """Note when recording is switched off and on again; whether it is on."""
-        try:
-            is_open = self.run.is_open()
-        except (OSError, IndexError):
-            return False
+        is_open = self._gate[layout.CONTROL_GATE_OFFSET] == 1
         if is_open:
             self._close_gap()
         else:

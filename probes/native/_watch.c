@@ -1,0 +1,242 @@
+/* Looks at threads from outside, for the launcher: what probes/watch.py does, at a tenth of its price,
+ * since a server has many threads and all are looked at a hundred times a second. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <structmember.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "format.h"
+
+/* A thread that was blocked for so long since the last look is asked for its page faults: that costs
+ * more than the rest, and only then they matter. */
+#define BLOCKED_NS 500000
+
+enum {
+    MOST_KEPT = 128, /* files of faults that stay open; others are opened for each look */
+    TEXT_BYTES = 1024,
+    FAULTS_FIELD = 10, /* behind the name: the state is the first */
+    KERNEL_FIELD = 13,
+    SCHED_FAULTS = 1,
+};
+
+static int kept;
+static uint64_t tick_us;
+
+typedef struct Watch {
+    PyObject_HEAD
+    int pid, tid;
+    int schedstat, stat; /* descriptors; stat is -1 while not open */
+    uint64_t on_cpu, delay, slices;
+    int64_t seen;
+    char asked, ran, ended;
+} Watch;
+
+static int open_file(const Watch *watch, const char *name)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/%s", watch->pid, watch->tid, name);
+    return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* What a file of /proc says now; 0 bytes where its thread has ended. */
+static size_t read_file(int fd, char *text)
+{
+    ssize_t bytes = pread(fd, text, TEXT_BYTES - 1, 0);
+    text[bytes > 0 ? bytes : 0] = 0;
+    return bytes > 0 ? (size_t)bytes : 0;
+}
+
+/* ---------------------------------------------------------------- one thread */
+
+/* Major faults and time in the kernel, µs, of a thread; whether it said. */
+static int parse_faults(const char *text, uint64_t *faults, uint64_t *kernel)
+{
+    const char *at = strrchr(text, ')'); /* the name before it may hold anything */
+    int field = 0;
+    for (; at && *at && field < KERNEL_FIELD; at++) {
+        if (*at != ' ')
+            continue;
+        field++;
+        if (field == FAULTS_FIELD)
+            *faults = strtoull(at + 1, NULL, 10);
+        if (field == KERNEL_FIELD)
+            *kernel = strtoull(at + 1, NULL, 10) * tick_us;
+    }
+    return field == KERNEL_FIELD;
+}
+
+static int ask_faults(Watch *watch, uint64_t *faults, uint64_t *kernel)
+{
+    char text[TEXT_BYTES];
+    int fd = watch->stat >= 0 ? watch->stat : open_file(watch, "stat");
+    if (fd < 0)
+        return 0;
+    size_t bytes = read_file(fd, text);
+    if (watch->stat < 0 && kept < MOST_KEPT) {
+        watch->stat = fd;
+        kept++;
+    } else if (watch->stat < 0) {
+        close(fd);
+    }
+    return bytes && parse_faults(text, faults, kernel);
+}
+
+static int parse_schedstat(const char *text, uint64_t values[3])
+{
+    char *end = (char *)text;
+    for (int i = 0; i < 3; i++) {
+        const char *from = end;
+        values[i] = strtoull(from, &end, 10);
+        if (end == from)
+            return 0;
+    }
+    return 1;
+}
+
+static void write_cells(Cell *at, const Watch *watch, int known, uint64_t faults, uint64_t kernel)
+{
+    at[1].a = (int64_t)watch->delay;
+    at[1].b = (int64_t)watch->slices;
+    at[1].c = (uint32_t)faults;
+    at[1].d = known ? SCHED_FAULTS : 0;
+    at[1].e = (uint32_t)kernel;
+    at[1].tag = cell_tag(RCA_MORE, 0);
+    at->a = watch->seen;
+    at->b = (int64_t)watch->on_cpu;
+    at->c = 0;
+    at->d = (uint32_t)watch->pid;
+    at->e = (uint32_t)watch->tid;
+    __atomic_store_n(&at->tag, cell_tag(RCA_SCHED, RCA_FLAG_MORE), __ATOMIC_RELEASE);
+}
+
+/* Writes two cells where the thread's numbers have changed; the cells written. */
+static size_t look_at(Watch *watch, Cell *at)
+{
+    char text[TEXT_BYTES];
+    uint64_t values[3], faults = 0, kernel = 0;
+    watch->ran = 0;
+    if (watch->ended || !read_file(watch->schedstat, text) || !parse_schedstat(text, values)) {
+        watch->ended = 1;
+        return 0;
+    }
+    if (values[0] == watch->on_cpu && values[1] == watch->delay && values[2] == watch->slices)
+        return 0;
+    int64_t now = clock_monotonic();
+    int64_t busy = (int64_t)(values[0] - watch->on_cpu + values[1] - watch->delay);
+    int ask = !watch->asked || now - watch->seen - busy >= BLOCKED_NS;
+    watch->on_cpu = values[0];
+    watch->delay = values[1];
+    watch->slices = values[2];
+    watch->seen = now;
+    watch->asked = watch->ran = 1;
+    int known = ask && ask_faults(watch, &faults, &kernel);
+    write_cells(at, watch, known, faults, kernel);
+    return 2;
+}
+
+/* ---------------------------------------------------------------- Watch */
+
+static int watch_init(Watch *self, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"pid", "tid", NULL};
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ii", names, &self->pid, &self->tid))
+        return -1;
+    self->schedstat = open_file(self, "schedstat");
+    self->seen = clock_monotonic();
+    if (self->schedstat >= 0)
+        return 0;
+    PyErr_SetFromErrno(PyExc_OSError);
+    return -1;
+}
+
+static PyObject *watch_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+    (void)arguments, (void)keywords;
+    Watch *self = (Watch *)type->tp_alloc(type, 0);
+    if (self)
+        self->schedstat = self->stat = -1;
+    return (PyObject *)self;
+}
+
+static void watch_dealloc(Watch *self)
+{
+    if (self->schedstat >= 0)
+        close(self->schedstat);
+    if (self->stat >= 0) {
+        close(self->stat);
+        kept--;
+    }
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMemberDef watch_members[] = {
+    {"pid", T_INT, offsetof(Watch, pid), READONLY, NULL},
+    {"tid", T_INT, offsetof(Watch, tid), READONLY, NULL},
+    {"ran", T_BOOL, offsetof(Watch, ran), READONLY, NULL},
+    {"ended", T_BOOL, offsetof(Watch, ended), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject watch_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "rca_llm.probes.native._watch.Watch",
+    .tp_basicsize = sizeof(Watch),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = watch_new,
+    .tp_init = (initproc)watch_init,
+    .tp_dealloc = (destructor)watch_dealloc,
+    .tp_members = watch_members,
+};
+
+/* ---------------------------------------------------------------- look */
+
+static PyObject *look(PyObject *self, PyObject *arguments)
+{
+    (void)self;
+    PyObject *watches;
+    Py_buffer words;
+    Py_ssize_t at;
+    if (!PyArg_ParseTuple(arguments, "O!w*n", &PyList_Type, &watches, &words, &at))
+        return NULL;
+    Cell *cell = (Cell *)((char *)words.buf + at * 8);
+    Cell *end = (Cell *)((char *)words.buf + words.len);
+    for (Py_ssize_t i = 0; at >= 0 && i < PyList_GET_SIZE(watches) && end - cell >= 2; i++) {
+        PyObject *watch = PyList_GET_ITEM(watches, i);
+        if (Py_IS_TYPE(watch, &watch_type))
+            cell += look_at((Watch *)watch, cell);
+    }
+    at = ((char *)cell - (char *)words.buf) / 8;
+    PyBuffer_Release(&words);
+    return PyLong_FromSsize_t(at);
+}
+
+static PyMethodDef methods[] = {
+    {"look", look, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_watch",
+    .m_size = -1,
+    .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__watch(void)
+{
+    long rate = sysconf(_SC_CLK_TCK);
+    tick_us = rate > 0 ? 1000000u / (uint64_t)rate : 10000u;
+    if (PyType_Ready(&watch_type) < 0)
+        return NULL;
+    PyObject *made = PyModule_Create(&module);
+    if (made && PyModule_AddObjectRef(made, "Watch", (PyObject *)&watch_type) < 0)
+        Py_CLEAR(made);
+    return made;
+}
