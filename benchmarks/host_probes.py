@@ -1,13 +1,17 @@
-"""What the probes of the host cost: on cached reads, and on the example server under load.
+"""What the probes of the host cost: on cached reads, on the example server, and on vLLM.
 
-    python benchmarks/host_probes.py [--pairs N] [--json FILE] [--stages reads,serve]
+    [RCA_LLM_VLLM_PYTHON=…] python benchmarks/host_probes.py [--pairs N] [--json FILE] [--stages …]
 
 `reads`: a loop of 4 KiB reads that the page cache answers, in Python and, where a C compiler is
 found, in C; with and without the interposer, in turns, one process each; ns of wall time a read,
 the quickest of several rounds in each process. Goal: at most 10 %.
 `serve`: two of `examples/serve.py` that stay alive, one under `rca-llm trace` with all probes of
-the host, get the same bursts in turns; the wall time of a burst. Goal: at most 2 % (median of
-pairs). Ratios are traced / untraced: the median of the pairs, with the quartiles.
+the host, get the same bursts in turns; the wall time of a burst, and the processor time of the
+server. Goal: at most 2 % (median of pairs).
+`vllm`: the same with a real vLLM that serves a small random Llama on the CPU, by the interpreter
+that RCA_LLM_VLLM_PYTHON names (`make test-engines` makes one). Goal: the same.
+Ratios are traced / untraced: the median of the pairs, with the quartiles. All stages take about
+five minutes on two cores, of which starting two vLLMs is most.
 """
 
 from __future__ import annotations
@@ -23,12 +27,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.engines import load  # noqa: E402  # the path above
+from tests.engines import server as engines  # noqa: E402
+
+START_S = 300.0
 PRELOAD = ROOT / "probes" / "native" / "librca_preload.so"
 
 _PYTHON = """
@@ -124,68 +135,177 @@ def new_run(folder: Path) -> Path:
     return run
 
 
-def serve(folder: Path, count: int) -> dict[str, Any]:
-    """Bursts to an untraced and a traced server: wall time, and the server's processor time.
+@dataclass(frozen=True)
+class Server:
+    """A server that answers: its port, and the process that was started."""
 
-    The second is what can be compared on a machine that others use.
+    port: int
+    pid: int
+    traced: bool
+
+    def cpu_ns(self) -> tuple[int, int]:
+        """Processor time so far of the server with its children, and of the launcher."""
+        pids = _tree(self.pid)
+        spent = [_cpu_ns(pid) for pid in pids]
+        own = spent.pop(0) if self.traced else 0
+        return sum(spent), own
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and all below it, parents first."""
+    found = [pid]
+    for one in found:
+        for file in Path(f"/proc/{one}/task").glob("*/children"):
+            found += map(int, file.read_text().split())
+    return found
+
+
+def _cpu_ns(pid: int) -> int:
+    """The processor time of a process with all its threads; its clock is named by its id."""
+    return time.clock_gettime_ns(~pid << 3 | 2)
+
+
+Burst = Callable[[Server], float]
+"""Sends a server a burst; its wall time as the client saw it, ns."""
+
+
+def compared(bare: Server, traced: Server, burst: Burst, count: int) -> dict[str, Any]:
+    """Bursts to both servers in turns: wall time, and the servers' processor time.
+
+    The second is what can be compared on a machine that others use. `launcher` is the launcher's
+    share of one processor during the bursts to the server that it traces.
     """
-    trace = [sys.executable, "-m", "rca_llm", "trace", "--gpu", "off", "-o", str(folder / "s.rca")]
-    with server(folder, "bare", []) as bare, server(folder, "traced", [*trace, "--"]) as traced:
-        for one in (bare, traced):
-            burst(one, [])
-        first: list[float] = []
-        second: list[float] = []
-        wall = pairs_of(lambda: burst(bare, first), lambda: burst(traced, second), count)
-        cpu = list(zip(first, second, strict=True))
-    return {"wall": wall, "cpu": ratios_of(cpu)}
+    cpu: dict[bool, list[float]] = {False: [], True: []}
+    launcher: list[float] = []
+
+    def one(server: Server) -> float:
+        before, began = server.cpu_ns(), time.monotonic_ns()
+        wall = burst(server)
+        after, took = server.cpu_ns(), time.monotonic_ns() - began
+        cpu[server.traced].append(after[0] - before[0])
+        launcher.append((after[1] - before[1]) / took)
+        return wall
+
+    for server in (bare, traced, bare, traced):  # first bursts warm up
+        burst(server)
+    wall = pairs_of(lambda: one(bare), lambda: one(traced), count)
+    pairs = list(zip(cpu[False], cpu[True], strict=True))
+    busy = [share for share in launcher if share > 0]
+    return {"wall": wall, "cpu": ratios_of(pairs), "launcher": statistics.median(busy)}
 
 
-@contextmanager
-def server(folder: Path, name: str, prefix: list[str]) -> Iterator[tuple[int, int]]:
-    """An example server; its port and its process."""
-    port_file = folder / f"{name}.port"
-    command = [*prefix, sys.executable, str(ROOT / "examples" / "serve.py"), "--port", "0"]
-    command += ["--port-file", str(port_file), "--weights", str(folder / "weights")]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
-    try:
-        deadline = time.monotonic() + 120
-        while not port_file.exists():
-            if child.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"host_probes.py: the {name} server did not start")
-            time.sleep(0.05)
-        yield int(port_file.read_text()), _innermost(child.pid)
-    finally:
-        child.send_signal(signal.SIGTERM)
-        child.wait(60)
+def serve(folder: Path, count: int) -> dict[str, Any]:
+    """Bursts to `examples/serve.py`."""
+
+    def command(name: str) -> list[str]:
+        weights = ["--weights", str(folder / "weights")]
+        file = str(folder / f"{name}.port")
+        script = str(ROOT / "examples" / "serve.py")
+        return [sys.executable, script, "--port", "0", "--port-file", file, *weights]
+
+    def port(name: str) -> int | None:
+        file = folder / f"{name}.port"
+        return int(file.read_text()) if file.exists() else None
+
+    with running(folder, command, port, {}) as (bare, traced):
+        return compared(bare, traced, _load, count)
 
 
-def _innermost(pid: int) -> int:
-    """The server itself: where there is a launcher, its child."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return _innermost(int(children[0])) if children else pid
-
-
-def _cpu_ns(pid: int) -> float:
-    words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return (int(words[11]) + int(words[12])) * 1e9 / os.sysconf("SC_CLK_TCK")
-
-
-def burst(of: tuple[int, int], cpu: list[float]) -> float:
-    """The wall time of a burst, ns, as the client saw it; the server's CPU time goes into `cpu`."""
-    port, pid = of
-    before = _cpu_ns(pid)
+def _load(server: Server) -> float:
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         command = [sys.executable, str(ROOT / "examples" / "load.py")]
-        command += ["--url", f"http://127.0.0.1:{port}", "--requests", "12", "--concurrency", "4"]
-        command += ["--json", out.name]
+        command += ["--url", f"http://127.0.0.1:{server.port}"]
+        command += ["--requests", "12", "--concurrency", "4", "--json", out.name]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         told = json.loads(Path(out.name).read_text())
-    cpu.append(_cpu_ns(pid) - before)
     rows = told["requests"] if isinstance(told, dict) else told
     return float(max(r["end_ns"] for r in rows) - min(r["submit_ns"] for r in rows))
 
 
-STAGES: dict[str, Callable[[Path, int], dict[str, Any]]] = {"reads": reads, "serve": serve}
+def vllm(folder: Path, count: int) -> dict[str, Any]:
+    """Bursts to a real vLLM that serves a small random Llama on the CPU."""
+    python = os.environ.get("RCA_LLM_VLLM_PYTHON", "")
+    if not python:
+        reason = "RCA_LLM_VLLM_PYTHON is not set: sh tests/engines/vllm.sh python3 FOLDER"
+        return {"skipped": reason}
+    model = engines.make_model(python, folder / "model")
+    ports = {name: engines.free_port() for name in ("bare", "traced")}
+
+    def command(name: str) -> list[str]:
+        serve = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+        own = [f"--port={ports[name]}", "--served-model-name=tiny", "--max-num-seqs=8"]
+        return [*serve, *own, *engines.CPU_OPTIONS]
+
+    def port(name: str) -> int | None:
+        return ports[name] if load.is_ready(ports[name]) else None
+
+    env = {**engines.CPU_ENVIRONMENT, **_VLLM}
+    with running(folder, command, port, env) as (bare, traced):
+        return compared(bare, traced, _stream, count)
+
+
+_VLLM = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+
+
+def _stream(server: Server) -> float:
+    calls = [load.Call(64, 32) for _ in range(8)]
+    load.run(server.port, calls, 0.0)
+    errors = [call.error for call in calls if call.error]
+    if errors:
+        raise SystemExit(f"host_probes.py: a request failed: {errors[0]}")
+    return float(max(call.ended for call in calls) - min(call.submitted for call in calls))
+
+
+@contextmanager
+def running(
+    folder: Path,
+    command: Callable[[str], list[str]],
+    port: Callable[[str], int | None],
+    more: Mapping[str, str],
+) -> Iterator[tuple[Server, Server]]:
+    """An untraced and a traced server, started one after the other and alive at once.
+
+    `port` says where the server of a name answers, None as long as it does not.
+    """
+    trace = [sys.executable, "-m", "rca_llm", "trace", "--gpu", "off"]
+    prefixes = {"bare": [], "traced": [*trace, "-o", str(folder / "run.rca"), "--"]}
+    children: list[subprocess.Popen[bytes]] = []
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    found: list[Server] = []
+    try:
+        for name, prefix in prefixes.items():
+            log = (folder / f"{name}.log").open("wb")
+            with log:
+                child = subprocess.Popen(
+                    [*prefix, *command(name)], stdout=log, stderr=log, cwd=ROOT, env=env
+                )
+            children.append(child)
+            found.append(Server(_wait(child, name, port, folder), child.pid, bool(prefix)))
+        yield found[0], found[1]
+    finally:
+        for child in children:
+            child.send_signal(signal.SIGTERM)
+        for child in children:
+            child.wait(180)
+
+
+def _wait(
+    child: subprocess.Popen[bytes], name: str, port: Callable[[str], int | None], folder: Path
+) -> int:
+    deadline = time.monotonic() + START_S
+    while (found := port(name)) is None:
+        if child.poll() is not None or time.monotonic() > deadline:
+            said = (folder / f"{name}.log").read_text(errors="replace")[-2000:]
+            raise SystemExit(f"host_probes.py: the {name} server did not start:\n{said}")
+        time.sleep(0.05)
+    return found
+
+
+STAGES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+    "reads": reads,
+    "serve": serve,
+    "vllm": vllm,
+}
 
 
 def main() -> None:

@@ -95,13 +95,19 @@ def wait_until_ready(port: int, seconds: float, alive: threading.Event) -> bool:
     """Whether the server answers its health check in time; `alive` is cleared when it has died."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends and alive.is_set():
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return True
-        except OSError:
-            time.sleep(0.5)
-        finally:
-            connection.close()
+        if is_ready(port):
+            return True
+        time.sleep(0.5)
     return False
+
+
+def is_ready(port: int) -> bool:
+    """Whether the server answers its health check."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()

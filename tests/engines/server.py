@@ -86,7 +86,7 @@ class Served:
 @contextmanager
 def serve(setup: Setup, folder: Path) -> Iterator[Served]:
     """Serve until the block is left; the run is finished then."""
-    port, spans, run = _free_port(), folder / "spans", folder / "run.rca"
+    port, spans, run = free_port(), folder / "spans", folder / "run.rca"
     spans.mkdir(parents=True)
     with _collector(spans) as endpoint, (folder / "log").open("wb") as log:
         command = [*_tracing(setup, run), setup.python, "-m", "vllm.entrypoints.cli.main"]
@@ -139,7 +139,8 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     assert load.wait_until_ready(port, 600, alive), log.read_text(errors="replace")[-3000:]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
