@@ -34,6 +34,18 @@ def headline(found: Mapping[str, Any]) -> str:
     return f"The other side is {units.duration(change)} {word} per {unit}: {both}"
 
 
+def warnings(found: Mapping[str, Any]) -> Iterator[str]:
+    """Why the times of the two sides say little about a change, and what could not be judged."""
+    reasons = [
+        f"{row['what']}: {shown(row['base'], 120)} → {shown(row['other'], 120)}"
+        for row in found["not_comparable"]
+    ]
+    if reasons:
+        yield f"Not comparable because of other {'; other '.join(reasons)}."
+    if found["not_judged"]:
+        yield f"Not judged, since not recorded on both sides: {', '.join(found['not_judged'])}."
+
+
 def sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
     """The tables: a title and rows of texts in the order of `COLUMNS`."""
     yield "classes", [cells(row) for row in found["classes"] if row["base_ns"] or row["other_ns"]]
@@ -88,6 +100,9 @@ def show(found: Mapping[str, Any], console: Console | None = None) -> None:
 
     out = console or Console(highlight=False)
     out.print(Text(headline(found), style="bold"))
+    styles = ("yellow", "dim") if found["not_comparable"] else ("dim",)
+    for text, style in zip(warnings(found), styles, strict=False):
+        out.print(Text(text, style=style))
     for title, rows in sections(found):
         if rows:
             out.print(_table(title, rows[:MOST_ROWS]))
@@ -118,10 +133,14 @@ table { border-collapse: collapse; width: 100%; }
 th, td { padding: 0.25rem 0.5rem; border-bottom: 1px solid #8884; text-align: left; }
 td:nth-child(n + 2):nth-child(-n + 5) { text-align: right; white-space: nowrap; }
 td:first-child { overflow-wrap: anywhere; }
+.warn { border-left: 4px solid #c90; padding-left: 0.6rem; overflow-wrap: anywhere; }
 </style>
 </head>
 <body>
 <h1>{{ headline }}</h1>
+{% for text in warnings %}
+<p role="note"{% if loop.first and apart %} class="warn"{% endif %}>{{ text }}</p>
+{% endfor %}
 <p>Base: {{ base }} ({{ base_units }}). Other: {{ other }} ({{ other_units }}). A change in brackets
 lies within the noise: three standard errors of the difference of the means.</p>
 {% for title, rows in sections if rows %}
@@ -146,6 +165,8 @@ def page(found: Mapping[str, Any]) -> str:
     sides = {name: found[name] for name in ("base", "other")}
     return environment.from_string(_PAGE).render(
         headline=headline(found),
+        warnings=list(warnings(found)),
+        apart=bool(found["not_comparable"]),
         sections=list(sections(found)),
         columns=COLUMNS,
         **{name: ", ".join(shown(path) for path in side["inputs"]) for name, side in sides.items()},

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rca_llm.attribute.parts import CLASSES
+from rca_llm.comparable import differences
 from rca_llm.report import Report
 from rca_llm.summary.device import SHAPE
 from rca_llm.summary.ranges import marked
@@ -83,10 +84,13 @@ class Side:
 def compare(base: Report, other: Report) -> dict[str, Any]:
     """The differences as a document: what a unit of work takes on both sides, and its pieces."""
     kind = _common_kind(base, other)
+    different, unjudged = differences(base, other)
     one, two = side(base, kind), side(other, kind)
     return {
         "schema": SCHEMA,
         "unit": kind,
+        "not_comparable": different,
+        "not_judged": unjudged,
         "base": {"inputs": _inputs(base), "units": one.units},
         "other": {"inputs": _inputs(other), "units": two.units},
         "latency": _mean_row(kind, one.whole, two.whole),

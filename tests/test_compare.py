@@ -46,6 +46,52 @@ def row(found: dict[str, Any], table: str, name: str) -> dict[str, Any]:
     return next(row for row in found[table] if row["name"] == name)
 
 
+def told(found: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """What makes two sides incomparable."""
+    return {row["what"]: (row["base"], row["other"]) for row in found["not_comparable"]}
+
+
+def test_the_same_work_is_comparable() -> None:
+    found = compared(scene(seed=1), scene(seed=2))
+    assert found["not_comparable"] == []
+    assert found["not_judged"] == ["model"]
+    assert "Not comparable" not in comparison.page(found)
+
+
+def test_other_work_is_told() -> None:
+    base, other = scene(seed=1), scene(seed=2)
+    for one, engine, words in (
+        (base, "vllm 0.9.1", ["vllm", "serve", "org/small"]),
+        (other, "sglang 0.5", ["python", "-m", "sglang", "--model-path=org/large"]),
+    ):
+        one.timeline.header.engine = engine
+        one.timeline.header.extra["command"] = words
+        one.device(name="NVIDIA H200" if one is base else "NVIDIA H100")
+    for row in base.rows["requests"]:
+        row["prompt_tokens"] = 512
+    for n, row in enumerate(other.rows["requests"]):
+        row["prompt_tokens"] = 64 if n % 2 else 960  # the same mean, another mix
+    found = compared(base, other)
+    assert told(found) == {
+        "engine": ("vllm", "sglang"),
+        "model": ("org/small", "org/large"),
+        "devices": ("1 × NVIDIA H200", "1 × NVIDIA H100"),
+        "prompt tokens": (
+            "mean 512 (P10 512, P50 512, P90 512)",
+            "mean 512 (P10 64, P50 64, P90 960)",
+        ),
+    }
+    [line] = comparison.warnings(found)
+    assert line.startswith("Not comparable because of other engine: vllm → sglang; other model: ")
+    assert "Not comparable because of other engine" in comparison.page(found)
+
+
+def test_another_version_of_an_engine_is_a_change_to_measure() -> None:
+    base, other = scene(seed=1), scene(seed=2)
+    base.timeline.header.engine, other.timeline.header.engine = "vllm 0.9.1", "vllm 0.10.0"
+    assert told(compared(base, other)) == {}
+
+
 def test_noise_is_no_change() -> None:
     found = compared(scene(seed=1), scene(seed=2))
     assert found["unit"] == "request"
