@@ -11,6 +11,14 @@ class RcaError(Exception):
 
     status = 2
 
+    def __str__(self) -> str:
+        return one_line(super().__str__())
+
+
+def one_line(text: str) -> str:
+    """A text whose every character can be seen: file names may hold line breaks and escapes."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
 
 class UnreadableInput(RcaError):
     """An input that no reader knows, or that holds no events (exit status 3)."""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from rca_llm import __version__, child, redact, stacks
 from rca_llm import run as runs
 from rca_llm.counting import READY, Counting
-from rca_llm.errors import RcaError
+from rca_llm.errors import RcaError, one_line
 from rca_llm.finish import finish
 from rca_llm.probes import format as layout
 from rca_llm.probes import plugin, recorder
@@ -78,7 +78,7 @@ def trace(command: Sequence[str], options: Options) -> int:
 def say(line: str) -> None:
     """One line to the user on stderr, if there still is one."""
     with contextlib.suppress(OSError, ValueError):
-        print(f"rca-llm: {line}", file=sys.stderr, flush=True)
+        print(f"rca-llm: {one_line(line)}", file=sys.stderr, flush=True)
 
 
 def _is_nested(env: Mapping[str, str]) -> bool:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rca_llm.readers import read
 from rca_llm.run import Run
 from tests.traced import TRACE, environment, texts, trace_code
@@ -55,3 +57,26 @@ def test_what_is_no_running_trace_is_refused(tmp_path: Path) -> None:
         f"rca-llm: {done.run.path}: this run has ended\n",
     )
     assert Run(done.run.path).is_open()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("mark",), "mark needs a name: rca-llm ctl {run} mark NAME"),
+        (("stop", "extra"), "stop takes nothing behind it, and 'extra' was given"),
+        (("status", "x"), "status takes nothing behind it, and 'x' was given"),
+    ],
+)
+def test_a_wrong_number_of_words_is_told_in_one_line(
+    tmp_path: Path, words: tuple[str, ...], told: str
+) -> None:
+    done = trace_code(tmp_path, "pass")
+    found = _ctl(str(done.run.path), *words)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == f"rca-llm: {told.format(run=done.run.path)}\n"
+
+
+def test_a_line_break_in_a_file_name_stays_within_the_line(tmp_path: Path) -> None:
+    found = _ctl(str(tmp_path / "two\nlines\x1b[31m"), "stop")
+    assert found.returncode == 2
+    assert found.stderr == f"rca-llm: {tmp_path}/two\\nlines\\x1b[31m: no such run directory\n"

@@ -17,13 +17,17 @@ from rca_llm.run import Run, is_run
 @click.command("ctl")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("action", type=click.Choice(["start", "stop", "mark", "status"]))
-@click.argument("name", default="mark")
-def command(run: Path, action: str, name: str) -> None:
+@click.argument("name", required=False)
+def command(run: Path, action: str, name: str | None) -> None:
     """Steer the trace that writes into RUN.
 
     start and stop switch recording on and off in every process of the trace, mark records an
     instant called NAME, status prints what the run holds so far.
     """
+    if name is None and action == "mark":
+        raise RcaError(f"mark needs a name: rca-llm ctl {run} mark NAME")
+    if name is not None and action != "mark":
+        raise RcaError(f"{action} takes nothing behind it, and {name!r} was given")
     if not run.exists():
         raise RcaError(f"{run}: no such run directory")
     if not is_run(run):
@@ -33,7 +37,7 @@ def command(run: Path, action: str, name: str) -> None:
         _show(found)
     elif found.manifest().get("state") == "finished":
         raise RcaError(f"{run}: this run has ended")
-    elif action == "mark":
+    elif name is not None:
         _mark(found, name)
     else:
         found.set_gate(action == "start")
