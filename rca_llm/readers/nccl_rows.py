@@ -9,7 +9,7 @@ import numpy as np
 
 from rca_llm.probes import format as layout
 from rca_llm.readers.segments import Codes, Segment, coded, packed_rows
-from rca_llm.table import Array, Ints
+from rca_llm.table import Array
 
 ROW_TASK, ROW_CHANNEL = 32, 33
 """Kinds of rows, as `RowKind` in `probes/native/rows.h`."""
@@ -85,8 +85,8 @@ class Rows:
         return rows[np.argsort(rows["start"], kind="stable")]
 
 
-def calls_of(segment: Segment, threads: Ints) -> list[Call]:
-    """NCCL's NVTX ranges in a segment; `threads` is the thread of each of its SPAN cells."""
+def calls_of(segment: Segment) -> list[Call]:
+    """NCCL's NVTX ranges in a segment."""
     if DOMAIN not in segment.names.values():
         return []
     places = segment.of(layout.SPAN)
@@ -94,17 +94,17 @@ def calls_of(segment: Segment, threads: Ints) -> list[Call]:
     domains = [segment.names.get(number) for number in segment.cells["d"][more].tolist()]
     chosen = whole & (np.array(domains, object) == DOMAIN)
     chosen &= (segment.flags[places] & layout.FLAG_NVTX) != 0
-    pairs = zip(places[chosen].tolist(), threads[chosen].tolist(), strict=True)
+    places = places[chosen]
+    pairs = zip(places.tolist(), segment.threads(places).tolist(), strict=True)
     return [_call(segment, place, thread) for place, thread in pairs]
 
 
 def _call(segment: Segment, place: int, thread: int) -> Call:
     cells = segment.cells
-    numbers: dict[str, int] = {}
-    at = place + 2
-    while at < len(cells) and segment.kinds[at] == layout.NUMBER:
-        numbers[segment.names.get(int(cells["e"][at]), "")] = int(cells["b"][at])
-        at += 1
+    numbers = {
+        segment.names.get(int(cells["e"][at]), ""): int(cells["b"][at])
+        for at in segment.numbers_behind(place + 1)  # behind its MORE cell
+    }
     start, end = int(cells["a"][place]), int(cells["b"][place])
     name = segment.names.get(int(cells["e"][place]), "")
     return Call(name, start, end or start, thread, numbers)

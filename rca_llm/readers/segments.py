@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rca_llm.probes import format as layout
-from rca_llm.table import NO_TEXT, Array, Ints, Mask, Strings
+from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Mask, Strings
 
 Codes = NDArray[np.int32]
+
+Fact = tuple[str, int, str | None]
+"""What an INFO cell says: key, number and text."""
+
+_NEVER = int(np.iinfo(np.int64).max)
 
 CELL = np.dtype(list(layout.CELL_FIELDS))
 _MOST = {
@@ -77,6 +82,42 @@ class Segment:
         """The cells `distance` behind others, and whether those are of type `kind`."""
         behind = np.minimum(places + distance, max(len(self.cells) - 1, 0))
         return behind, (self.kinds[behind] == kind) & (behind == places + distance)
+
+    def threads(self, places: Ints) -> Ints:
+        """The thread that wrote each cell: the header's until a THREAD cell names another."""
+        changes = self.of(layout.THREAD)
+        owners = np.append(self.header["tid"], self.cells["b"][changes]).astype(np.int64)
+        return owners[np.searchsorted(changes, places)]
+
+    def numbers_behind(self, place: int) -> Iterator[int]:
+        """The places of the NUMBER cells that follow another cell."""
+        place += 1
+        while place < len(self.kinds) and self.kinds[place] == layout.NUMBER:
+            yield place
+            place += 1
+
+    def facts(self, prefix: str) -> Iterator[Fact]:
+        """The INFO cells about the segment's own process whose key has a prefix."""
+        for place in self.of(layout.INFO).tolist():
+            cell = self.cells[place]
+            key = self.names.get(int(cell["c"]), "")
+            if key.startswith(prefix) and not cell["e"]:
+                yield key, int(cell["b"]), self.names.get(int(cell["d"]))
+
+
+def pauses(segments: Iterable[Segment]) -> list[tuple[int, int]]:
+    """When a whole run was paused, as its launcher says; the last may never have ended."""
+    found: list[tuple[int, int]] = []
+    for segment in segments:
+        if segment.header["writer"] == layout.WRITER_LAUNCHER:
+            rows = segment.cells[segment.of(layout.GAP)]
+            found += [(int(row["a"]), int(row["b"]) or _NEVER) for row in rows]
+    return found
+
+
+def or_unknown(values: Array, unknown: int) -> Ints:
+    """The values with what a cell writes for an unknown one as `UNKNOWN`."""
+    return np.where(values == unknown, UNKNOWN, values)
 
 
 def coded(codes: Codes, ids: Array) -> Codes:

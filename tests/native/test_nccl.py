@@ -289,9 +289,7 @@ def test_the_payloads_of_a_real_nccl(built: Build, tmp_path: Path) -> None:
     subprocess.run(command, env=os.environ | env, check=True, timeout=120)
     ranges = readers.load(run).timelines[0]["ranges"]
     assert sorted(ranges["bytes"][ranges["bytes"] >= 0].tolist()) == [16, 2048, 2048]
-    calls = [
-        call for segment in _parsed(run) for call in nccl_rows.calls_of(segment, _threads(segment))
-    ]
+    calls = [call for segment in _parsed(run) for call in nccl_rows.calls_of(segment)]
     told = {call.name: call.numbers for call in calls}
     assert told["ncclAllReduce"] == {
         nccl_rows.COMM: 0,
@@ -307,10 +305,6 @@ def _parsed(run: Path) -> list[Any]:
 
     found = [parse(path.name, path.read_bytes()) for path in (run / "segments").glob("*.seg")]
     return [segment for segment in found if segment is not None]
-
-
-def _threads(segment: Any) -> Any:
-    return np.zeros(len(segment.of(16)), np.int64)
 
 
 def test_a_run_counts_what_has_no_kernel(fake: Nccl) -> None:
