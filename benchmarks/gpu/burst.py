@@ -22,6 +22,7 @@ from typing import Any
 
 import vllm_model
 from collector import Kernels, Session, build, compared, export_nsys, nsys_program, read
+from stages import folders
 from turns import Turns, make_path, ratios, tracers, turns
 
 SERVER = Path(__file__).with_name("burst_server.py")
@@ -29,8 +30,9 @@ WARM = "torch.profiler"
 """The engine that starts first; its bursts are untraced until its profiler is switched on."""
 BASE = ["none-1", "none-2"]
 RESTING = "trace-rest"
-COUNTED = ("trace-kernels", RESTING, "nsys")
-"""Engines whose kernels are compared: recorded from the start, from `ctl start` on, and by nsys."""
+COUNTED = ("trace-full", "trace-kernels", RESTING, "nsys")
+"""Engines whose kernels are compared with those of the first that is there: recorded from the
+start, from `ctl start` on, and by nsys."""
 TRACERS = {
     "small": "none-1,none-2,trace-kernels,trace-full,trace-graph,trace-paused,trace-rest,"
     "kernels,floor-kernels,floor-graph,nsys",
@@ -164,7 +166,7 @@ def switched(session: Session, players: Turns, found: dict[str, Any]) -> None:
 
 def serial(players: Turns, found: dict[str, Any]) -> None:
     """The same requests one by one, alone, between quiet moments: what is counted at the end."""
-    for name in COUNTED:
+    for name in (name for name in COUNTED if name in players.players):
         time.sleep(QUIET_S)
         found.setdefault("serial", {})[name] = players.ask(name, 60.0, do="serial")
     time.sleep(1.0)
@@ -200,8 +202,9 @@ def count(session: Session, players: Turns, found: dict[str, Any], runs: dict[st
             path = path.with_suffix(".sqlite")
         works[name] = last_work(read(path))
         counted[name] = [works[name].count, works[name].nodes, works[name].total_ns]
-        if name != COUNTED[0]:
-            counted[f"{COUNTED[0]}, {name}"] = compared(works[COUNTED[0]], works[name])
+        base = next(iter(works))
+        if name != base:
+            counted[f"{base}, {name}"] = compared(works[base], works[name])
         keep(session, players, found)
 
 
@@ -229,10 +232,7 @@ def show(found: dict[str, Any]) -> None:
 def main() -> None:
     """Run everything; what fails is told beside what did not."""
     arguments = options()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    work = Path(os.environ.get("TMPDIR", "/tmp"), "rca-gpu-burst")
-    work.mkdir(exist_ok=True)
-    session = Session(arguments.out.resolve(), work, arguments, file="burst-build.json")
+    session = Session(*folders(arguments.out, "rca-gpu-burst"), arguments, file="burst-build.json")
     begun, found = time.monotonic(), {}
     build(session)
     with turns(session) as players:

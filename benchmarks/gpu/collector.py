@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stages import folders, run_stages
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 NATIVE = ROOT / "probes" / "native"
 WORKLOAD = Path(__file__).with_name("workload.py")
@@ -45,6 +47,8 @@ class Session:
     arguments: argparse.Namespace
     results: dict[str, Any] = field(default_factory=dict[str, Any])
     file: str = "collector.json"
+    shown: int = 3000
+    """How many characters of a result are printed."""
 
     @property
     def collector(self) -> Path:
@@ -56,12 +60,12 @@ class Session:
         """CUPTI with nobody reading."""
         return self.work / "bare_cupti.so"
 
-    def keep(self, stage: str, found: Any, shown: int = 3000) -> None:
-        """Add a result, write all of them, and print so many characters of it."""
+    def keep(self, stage: str, found: Any) -> None:
+        """Add a result, write all of them, and print its begin."""
         self.results[stage] = found
         path = self.out / self.file
         path.write_text(json.dumps(self.results, indent=1))
-        print(f"== {stage}\n{json.dumps(found)[:shown]}", flush=True)
+        print(f"== {stage}\n{json.dumps(found)[: self.shown]}", flush=True)
 
     def run(self, command: list[str], env: dict[str, str], limit: float = 240) -> dict[str, Any]:
         """Run a command; its status, its wall time and the end of what it said."""
@@ -504,21 +508,10 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the stages that were asked for; one that fails does not stop the next."""
+    """Run the stages that were asked for."""
     arguments = options()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    work = Path(os.environ.get("TMPDIR", "/tmp"), "rca-gpu-benchmark")
-    work.mkdir(exist_ok=True)
-    session = Session(arguments.out.resolve(), work, arguments)
-    for name in arguments.stages.split(","):
-        begun = time.monotonic()
-        try:
-            STAGES[name](session)
-        except Exception as error:  # the next stage may still tell something
-            session.keep(f"{name} failed", f"{type(error).__name__}: {error}")
-            if os.environ.get("RCA_DEBUG"):
-                raise
-        print(f"-- {name}: {time.monotonic() - begun:.1f} s", flush=True)
+    session = Session(*folders(arguments.out, "rca-gpu-benchmark"), arguments)
+    run_stages(session, STAGES, arguments.stages)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ import json
 import os
 import shutil
 import sys
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 from collector import NATIVE, ROOT, Session, build, read
+from stages import folders, run_stages
 
 sys.path.insert(0, str(ROOT))
 from rca_llm.table import UNKNOWN  # from this tree, which need not be installed
@@ -171,19 +171,10 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the stages; one that fails does not stop the next."""
+    """Run the stages that were asked for."""
     arguments = options()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    folder = Path(os.environ.get("TMPDIR", "/tmp"), "rca-gpu-generate")
-    folder.mkdir(exist_ok=True)
-    session = Session(arguments.out.resolve(), folder, arguments, file="generate.json")
-    for name in arguments.stages.split(","):
-        begun = time.monotonic()
-        try:
-            STAGES[name](session)
-        except Exception as error:  # the next stage may still tell something
-            session.keep(f"{name} failed", f"{type(error).__name__}: {error}")
-        print(f"-- {name}: {time.monotonic() - begun:.1f} s", flush=True)
+    session = Session(*folders(arguments.out, "rca-gpu-generate"), arguments, file="generate.json")
+    run_stages(session, STAGES, arguments.stages)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from collector import nsys_program
+from stages import folders, run_stages
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -49,7 +50,6 @@ class Session:
     work: Path
     arguments: argparse.Namespace
     results: dict[str, Any] = field(default_factory=dict[str, Any])
-    begun: float = field(default_factory=time.monotonic)
 
     def keep(self, stage: str, found: Any) -> None:
         """Add a result, write all of them, and print its end."""
@@ -386,23 +386,11 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the stages; one that fails does not stop the next."""
+    """Run the stages that were asked for."""
     arguments = options()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    work = Path(os.environ.get("TMPDIR", "/tmp"), "rca-nccl-benchmark")
-    work.mkdir(exist_ok=True)
-    session = Session(arguments.out.resolve(), work, arguments)
-    stages = arguments.stages or (STAGES_OF_MANY if arguments.ranks > 1 else STAGES_OF_ONE)
-    for name in stages.split(","):
-        begun = time.monotonic()
-        if begun - session.begun > arguments.budget:
-            session.keep(f"{name} left out", "the time was used up")
-            continue
-        try:
-            STAGES[name](session)
-        except Exception as error:  # the next stage may still tell something
-            session.keep(f"{name} failed", f"{type(error).__name__}: {error}")
-        print(f"-- {name}: {time.monotonic() - begun:.1f} s", flush=True)
+    session = Session(*folders(arguments.out, "rca-nccl-benchmark"), arguments)
+    chosen = arguments.stages or (STAGES_OF_MANY if arguments.ranks > 1 else STAGES_OF_ONE)
+    run_stages(session, STAGES, chosen, budget=arguments.budget)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ import argparse
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from collector import FLOOR_ALL, FLOOR_KERNELS, ROOT, WORKLOAD, Session, build
+from stages import folders, run_stages
 from turns import Tracer, Turns, floored, make_path, ratios, tracers, turns
 
 PHASES = {"eager": 3, "graph": 5, "prefill": 3, "tiny": 3}
@@ -174,7 +174,8 @@ def four(session: Session) -> dict[str, Any]:
     names, phases = (session.arguments.tracers or FOUR).split(","), {"eager": 4}
     with turns(session) as players:
         made = {name: (lambda name=name: tracer(session, name)) for name in names}
-        found: dict[str, Any] = {"start_s": start(session, players, made, "--workers", "4")}
+        more = ("--workers", "4", "--phases", *phases)
+        found: dict[str, Any] = {"start_s": start(session, players, made, *more)}
         seated = list(players.players)
         limit = session.arguments.limit
         done = players.rounds(session.arguments.rounds, seated, limit, do="repeat", phases=phases)
@@ -235,21 +236,16 @@ def show(found: dict[str, Any], depth: str = "  ") -> None:
 
 
 def main() -> None:
-    """Run the stages that were asked for; one that fails does not stop the next."""
+    """Run the stages that were asked for."""
     arguments = options()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    folder = Path(os.environ.get("TMPDIR", "/tmp"), "rca-gpu-overhead")
-    folder.mkdir(exist_ok=True)
-    session = Session(arguments.out.resolve(), folder, arguments, file="overhead.json")
+    places = folders(arguments.out, "rca-gpu-overhead")
+    session = Session(*places, arguments, file="overhead.json", shown=0)
     build(session)
-    for name in arguments.stages.split(","):
-        begun = time.monotonic()
-        try:
-            session.keep(name, STAGES[name](session), shown=0)
-            show(session.results[name])
-        except Exception as error:
-            session.keep(f"{name} failed", f"{type(error).__name__}: {error}")
-        print(f"-- {name}: {time.monotonic() - begun:.1f} s", flush=True)
+
+    def told(name: str, _: float) -> None:
+        show(session.results.get(name) or {"failed": session.results.get(f"{name} failed")})
+
+    run_stages(session, STAGES, arguments.stages, after=told)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from collector import NATIVE, Session, build, read
+from stages import folders, run_stages
 from turns import make_path, quartiles
 
 KERNELS = 240_000
@@ -197,7 +198,7 @@ def counters(session: Session) -> dict[str, Any]:
     file.unlink(missing_ok=True)
     plain = session.run([sys.executable, "-c", PROGRAM, "0.5", str(file)], path_of(session), 40)
     found |= {"plain_s": plain["wall_s"], "plain_said": plain["said"]}
-    session.keep("counters", found, shown=600)
+    session.keep("counters", found)
     found["plain"] = rates(json.loads(file.read_text()))
     file.unlink()
     run = session.work / "counters.rca"
@@ -205,7 +206,7 @@ def counters(session: Session) -> dict[str, Any]:
     done = session.run(command, env, 50)
     found |= {"status": done["status"], "said": done["said"], "counted_s": done["wall_s"]}
     found["told"] = told(run)
-    session.keep("counters", found, shown=1500)
+    session.keep("counters", found)
     windows = json.loads(file.read_text())
     found["counted"] = rates(windows)
     timeline = read(run)
@@ -278,21 +279,12 @@ STAGES = {"counters": counters, "many": many, "ready": ready}
 
 
 def main() -> None:
-    """Run the stages that were asked for; one that fails does not stop the next."""
+    """Run the stages that were asked for."""
     arguments = options()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    work = Path(os.environ.get("TMPDIR", "/tmp"), "rca-gpu-scale")
-    work.mkdir(exist_ok=True)
-    session = Session(arguments.out.resolve(), work, arguments, file="scale.json")
+    session = Session(*folders(arguments.out, "rca-gpu-scale"), arguments, file="scale.json")
     sys.path.insert(0, str(NATIVE.parent.parent))
     build(session)
-    for name in arguments.stages.split(","):
-        begun = time.monotonic()
-        try:
-            session.keep(name, STAGES[name](session))
-        except Exception as error:
-            session.keep(f"{name} failed", f"{type(error).__name__}: {error}")
-        print(f"-- {name}: {time.monotonic() - begun:.1f} s", flush=True)
+    run_stages(session, STAGES, arguments.stages)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -31,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 import vllm_model  # noqa: E402  # the path above
+from stages import folders, run_stages  # noqa: E402
 
 from rca_llm.run import Run  # noqa: E402
 from tests.engines import compare, load, server  # noqa: E402
@@ -378,24 +378,17 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the stages that were asked for; one that fails does not stop the next."""
+    """Run the stages that were asked for; none follows a build that failed."""
     arguments = options()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    work = Path(os.environ.get("TMPDIR", "/tmp"), "rca-vllm-load")
-    work.mkdir(exist_ok=True)
-    session = Session(arguments.out.resolve(), work, arguments)
-    for name in arguments.stages.split(","):
-        if "build failed" in session.results:
-            break
-        begun = time.monotonic()
-        try:
-            STAGES[name](session)
-        except Exception as error:  # the next stage may still tell something
-            session.keep(f"{name} failed", f"{type(error).__name__}: {error}"[-3000:])
-        session.keep(f"{name} took", f"{time.monotonic() - begun:.1f} s")
-        log = work / name / "log"
+    session = Session(*folders(arguments.out, "rca-vllm-load"), arguments)
+
+    def kept(name: str, seconds: float) -> None:
+        session.keep(f"{name} took", f"{seconds:.1f} s")
+        log = session.work / name / "log"
         if log.exists():
             shutil.copyfile(log, session.out / f"{name}.log")
+
+    run_stages(session, STAGES, arguments.stages, needed="build", after=kept)
     sys.exit(any(session.results.get(f"{name} checks", {}).get("failed") for name in STAGES))
 
 
