@@ -54,6 +54,17 @@ COUNTERS: dict[str, tuple[float, tuple[str, ...]]] = {
     "gpu.pcie_write_bytes_s": (1.0, ("pcie__write_bytes.sum.per_second",)),
     "gpu.nvlink_rx_bytes_s": (1.0, ("nvlrx__bytes.sum.per_second",)),
     "gpu.nvlink_tx_bytes_s": (1.0, ("nvltx__bytes.sum.per_second",)),
+    "gpu.bank_conflicts": (
+        PERCENT,
+        (
+            "l1tex__data_bank_conflicts_pipe_lsu_mem_shared" + _PEAK,
+            "l1tex__data_bank_conflicts_pipe_lsu" + _PEAK,
+        ),
+    ),
+    "gpu.load_sectors": (
+        1.0,
+        ("l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",),
+    ),
 }
 """By our metric: the factor that brings the counter to its unit, and CUPTI's names for it. Shares
 are fractions of the highest rate that the part can keep up; PCIe reads are those of the GPU."""

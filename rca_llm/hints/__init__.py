@@ -9,6 +9,7 @@ from typing import Any
 from rca_llm.attribute.job import Job
 from rca_llm.attribute.requests import Life
 from rca_llm.hints import (
+    access,
     communication,
     copies,
     drains,
@@ -38,6 +39,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     memory,
     efficiency,
     products,
+    access,
 )
 """The modules of rules; importing one registers its rules."""
 

@@ -35,14 +35,17 @@ source: `brief` is given, `thread` is taken from a public report, `proposal` is 
 `rca-llm report --thresholds FILE` uses others: a TOML file of tables such as `[R08]` with lines
 such as `pause_ns = 5_000_000`.
 
-## Not judged yet
+## Not judged
 
-| rule | what is missing |
+| rule | the record that would be needed |
 |---|---|
-| R36 NUMA-REMOTE | the node of threads and pages |
-| R46 BANK-CONFLICT, R47 STRIDED-ACCESS | hardware counters |
+| R36 NUMA-REMOTE | the CPU in rows of `states`; samples of a process's pages by NUMA node; nodes |
+| | of CPUs and GPUs in the header. The events format has none of them |
+| R46 BANK-CONFLICT | the counter `gpu.bank_conflicts` (`--counters`; not every GPU has it) |
+| R47 STRIDED-ACCESS | the counter `gpu.load_sectors`, likewise |
+| R25 GEMM-BELOW-75 | shapes of matrix products (`torch.profiler` with `record_shapes=True`) |
 
-Without these data the rules say nothing.
+Without these records the rules say nothing.
 """
 
 
