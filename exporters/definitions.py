@@ -74,6 +74,8 @@ TERMS: Mapping[str, str] = {
     "variation": "Standard deviation divided by the mean, over requests: how unevenly it hits.",
     "TTFT": "Time to first token: from arrival to the first token.",
     "ITL": "Inter-token latency: the time between two tokens of one request.",
+    "HTTP before": "Time from the head of a request to its arrival at the engine, outside latency.",
+    "HTTP after": "Time from a request's finish to the last byte of its answer, outside latency.",
     "client latency": "Latency plus the time before the server saw the request, where known.",
     "shared": "Time in steps that served other requests too.",
     "interference": "Steps of other requests that held this one up.",

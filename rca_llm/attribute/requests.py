@@ -12,6 +12,7 @@ import numpy as np
 from rca_llm import intervals
 from rca_llm.attribute import steps as engine
 from rca_llm.attribute.codes import span_parts
+from rca_llm.attribute.exchange import Exchange, exchange
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import RankPartition, Recording, Segments
 from rca_llm.attribute.parts import CODE, NO_PART, PARTS
@@ -73,6 +74,8 @@ class Life:
     """The row of the engine step of every piece, -1 between steps."""
     shared_ns: int
     interference: list[Interference]
+    http: Exchange | None = None
+    """What the HTTP server recorded outside it, where an engine's probes tell of the request."""
 
     @cached_property
     def totals(self) -> Ints:
@@ -237,7 +240,8 @@ def _life(recording: Recording, request: Request, member: Mask, pieces: Pieces, 
     shared = own & (np.append(recording.steps.size, UNKNOWN)[rows] > 1)
     lasting = (pieces.end - pieces.start)[shared & ~_waiting(pieces.label)]
     found = _interference(recording, pieces, rows, request.id)
-    return Life(request, pieces, rows, int(lasting.sum()), found)
+    http = exchange(recording, request.id, request.arrival, request.finished)
+    return Life(request, pieces, rows, int(lasting.sum()), found, http)
 
 
 def _turns(request: Request) -> Ints:

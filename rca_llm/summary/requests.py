@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rca_llm.attribute.exchange import Exchange
 from rca_llm.attribute.parts import CLASSES, PARTS, named, shares
 from rca_llm.attribute.requests import Life, Request
 from rca_llm.summary.stats import distribution, mean, percentile, variation
@@ -40,6 +41,7 @@ def _row(life: Life, usual: _Usual | None) -> dict[str, Any]:
         "latency_ns": lasted,
         "client_ns": waited,
         "client_latency_ns": None if None in (waited, lasted) else (waited or 0) + (lasted or 0),
+        "http": _http(life.http),
         "ttft_ns": _between(request.arrival, request.first_token),
         "itl_ns": _token_gaps(request),
         "prompt_tokens": request.prompt_tokens,
@@ -53,6 +55,12 @@ def _row(life: Life, usual: _Usual | None) -> dict[str, Any]:
         "interference": [{"step": i.step, "owner": i.owner, "ns": i.ns} for i in life.interference],
         "cause": _cause(totals, lasted, usual),
     }
+
+
+def _http(found: Exchange | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"before_ns": found.before, "after_ns": found.after, "parts": named(found.totals)}
 
 
 def _between(start: int | None, end: int | None) -> int | None:
