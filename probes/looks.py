@@ -2,7 +2,8 @@
 
 The launcher looks at every thread from outside, each 10 ms. A step must be told apart from what
 comes before and after it more sharply than that, so its own thread looks when it begins and when it
-ends: a few microseconds each. Standard library only, Python >= 3.7.
+ends, and where spans inside begin and end: a microsecond each, or a few without the fast paths.
+Standard library only, Python >= 3.7.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from time import perf_counter_ns
 
 from . import format as layout
-from .recorder import FAULTS, WORDS_A_CELL, current, local, native_id
+from .recorder import FAULTS, WORDS_A_CELL, current, fast, local, native_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +25,18 @@ _SCHED = layout.tag(layout.SCHED, layout.FLAG_MORE) << 32
 _MORE = layout.tag(layout.MORE) << 32
 
 
-def look() -> None:
-    """Write what the kernel says of the calling thread; nothing where it does not say."""
+def look(within: bool) -> None:
+    """Write what the kernel says of the calling thread; nothing where it does not say.
+
+    ``within`` says that a step begins: then the edges of its spans are looked at too, each 2 ms at
+    most, where the fast paths are built.
+    """
+    if not fast or not fast.look(within):
+        python_look()
+
+
+def python_look() -> None:
+    """``look`` without the fast paths, and where a block is full."""
     try:
         from resource import RUSAGE_THREAD, getrusage
 

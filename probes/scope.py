@@ -191,7 +191,7 @@ class step:
                 self._room = _begin_step(whole(self._id), batch(self._requests), _mode(self.mode))
             except FAULTS:
                 self._room = None
-            look()
+            look(True)
         return self
 
     def __exit__(
@@ -203,7 +203,7 @@ class step:
         room, self._room = self._room, None
         if room is None:
             return
-        look()
+        look(False)
         words, at = room
         try:
             count = words[at + 2] >> 32

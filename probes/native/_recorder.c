@@ -4,8 +4,14 @@
  * A Recorder (probes/recorder.py) inherits from Room, which holds what the fast paths touch. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <structmember.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "counter_clock.h"
 #include "format.h"
@@ -60,6 +66,10 @@ typedef struct Own {
 } Own;
 
 static _Thread_local Own own;
+
+/* When an edge of a span is the next reason to look at this thread, ns; 0 outside of steps. */
+static _Thread_local int64_t look_at;
+static void look_around(int64_t now);
 
 static const volatile unsigned char *gate; /* first byte of the control file: 1 record */
 static PyObject *gate_view;                /* keeps it mapped */
@@ -185,17 +195,22 @@ static PyTypeObject *span_type;
 static PyObject *span_enter(Span *self, PyObject *unused)
 {
     (void)unused;
-    if (self->generation == generation)
-        __atomic_store_n(&self->cell[0], counter_clock(), __ATOMIC_RELAXED);
+    if (self->generation == generation) {
+        int64_t now = counter_clock();
+        __atomic_store_n(&self->cell[0], now, __ATOMIC_RELAXED);
+        look_around(now);
+    }
     return Py_NewRef((PyObject *)self);
 }
 
 static PyObject *span_exit(Span *self, PyObject *const *arguments, Py_ssize_t count)
 {
     if (self->generation == generation) {
-        __atomic_store_n(&self->cell[1], counter_clock(), __ATOMIC_RELAXED);
+        int64_t now = counter_clock();
+        __atomic_store_n(&self->cell[1], now, __ATOMIC_RELAXED);
         if (count > 0 && arguments[0] != Py_None)
             self->cell[3] |= FAILED;
+        look_around(now);
     }
     Py_RETURN_NONE;
 }
@@ -452,6 +467,96 @@ static inline int64_t *next_cells(Room *here, Py_ssize_t count)
     return cell;
 }
 
+/* ---------------------------------------------------------------- looks at the own thread */
+
+/* A look costs about a microsecond: so often it is less than a thousandth of the time. */
+#define LOOK_EVERY_NS 2000000
+/* By how much the kernel's count of time on CPU may lag: it is brought up to date at ticks. */
+#define LOOK_NEAR_NS 20000000
+
+/* The thread's schedstat, kept open, and its id; of a process before a fork nothing is kept. */
+static _Thread_local struct {
+    unsigned generation;
+    int known, descriptor, thread;
+} self_look;
+
+static int64_t thread_time(void)
+{
+    struct timespec now;
+    if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now))
+        return -1;
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+/* Run-queue delay and time slices so far. A program may close descriptors that it does not know, and
+ * get the number again for a file of its own: what is read must agree with the thread's clock. A
+ * descriptor that does not is let go of, never closed. */
+static int read_schedstat(int64_t on_cpu, int64_t *delay, int64_t *slices)
+{
+    char text[100], *at = text;
+    ssize_t got = -1;
+    if (!self_look.known || self_look.generation != generation) {
+        self_look.generation = generation;
+        self_look.thread = (int)syscall(SYS_gettid);
+        self_look.descriptor = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+        self_look.known = 1;
+    }
+    if (self_look.descriptor >= 0)
+        got = pread(self_look.descriptor, text, sizeof text - 1, 0);
+    text[got > 0 ? got : 0] = 0;
+    int64_t told = strtoll(at, &at, 10);
+    *delay = strtoll(at, &at, 10);
+    *slices = strtoll(at, &at, 10);
+    if (got > 0 && told <= on_cpu + LOOK_NEAR_NS && on_cpu - told <= LOOK_NEAR_NS)
+        return 1;
+    self_look.known = self_look.descriptor < 0; /* what cannot be opened is not tried again */
+    return 0;
+}
+
+/* Writes what the kernel says of the calling thread, as looks.py does; 0 where there is no room. */
+static int write_look(void)
+{
+    struct rusage usage;
+    int64_t delay, slices, on_cpu = thread_time();
+    Room *here = own_room();
+    if (has_room(here, 2) != 1)
+        return 0;
+    if (!read_schedstat(on_cpu, &delay, &slices) || getrusage(RUSAGE_THREAD, &usage))
+        return 1;
+    int64_t kernel = usage.ru_stime.tv_sec * INT64_C(1000000) + usage.ru_stime.tv_usec;
+    int64_t *cell = next_cells(here, 2), *more = cell + WORDS_A_CELL;
+    more[0] = delay;
+    more[1] = slices;
+    more[2] = (int64_t)(uint32_t)usage.ru_majflt | INT64_C(1) << 32;
+    more[3] = (int64_t)(uint32_t)kernel | (int64_t)cell_tag(RCA_MORE, 0) << 32;
+    cell[0] = counter_clock();
+    cell[1] = on_cpu;
+    cell[2] = (int64_t)getpid() << 32;
+    __atomic_store_n(&cell[3],
+                     (int64_t)(uint32_t)self_look.thread |
+                         (int64_t)cell_tag(RCA_SCHED, RCA_FLAG_MORE) << 32,
+                     __ATOMIC_RELEASE);
+    return 1;
+}
+
+/* Looks at the edge of a span in a step, so that what is counted there is told from what is around. */
+static void look_around(int64_t now)
+{
+    if (!look_at || now < look_at)
+        return;
+    int before = errno;
+    if (write_look())
+        look_at = now + LOOK_EVERY_NS;
+    errno = before;
+}
+
+static PyObject *look(PyObject *module, PyObject *within)
+{
+    (void)module;
+    look_at = PyObject_IsTrue(within) == 1 ? counter_clock() + LOOK_EVERY_NS : 0;
+    return PyBool_FromLong(write_look());
+}
+
 /* The number of a step: -1, which stands for none, where it is too large for a cell. */
 static int64_t step_number(PyObject *step)
 {
@@ -682,6 +787,10 @@ static PyMethodDef functions[] = {
     {"adopt", adopt, METH_O, "Make a recorder that of the calling thread."},
     {"watch_gate", watch_gate, METH_O, "Look at this memoryview whether to record."},
     {"watch_requests", watch_requests, METH_NOARGS, "Look for request scopes from here on."},
+    {"look", look, METH_O,
+     "look(within)\n--\n\n"
+     "Look at the calling thread, from here on at edges of its spans too, or no more;\n"
+     "whether there was room."},
     {"prepare", prepare, METH_VARARGS,
      "Take the slow span and record, OFF, the variable, and what recording itself may raise."},
     {NULL, NULL, 0, NULL},

@@ -4,8 +4,9 @@ The kernel's schedstat says how long a thread has run and how long it was ready 
 processor, not when. A thread that begins or ends a span runs at that instant, so what was counted
 between two looks is shared out evenly among the pieces between such instants, and in each the order
 is an estimate: first the wait, then the run, then neither. Where looks are at most `FINE_NS` apart
-an instant is wrong by no more than that; where they are further apart states are kept only where
-together they fill nearly all of the time between them, and waits where they fill half of it.
+an instant is wrong by no more than that, and where the thread itself looked at both ends the sums
+are exact; where others are further apart states are kept only where together they fill nearly all
+of the time between them, and waits where they fill half of it.
 
 System calls that the interposer timed are no estimate. They keep their time, and what was counted
 is laid into the time that they leave free: a thread that runs or waits inside of a call stays in
@@ -201,8 +202,7 @@ def _between(looks: Looks, free: _Free) -> _Between:
     ran = np.clip(np.diff(on_cpu), 0, span)
     delayed = np.maximum(np.diff(delay), 0)
     waited = np.minimum(delayed, span - ran)
-    fine = np.diff(looks.time) <= FINE_NS
-    pages = np.where(fine, _new_faults(looks.faults), 0)
+    pages = np.where(_fine(looks), _new_faults(looks.faults), 0)
     worked = np.minimum(_fault_work(looks, pages), ran)
     blocked = np.minimum(span - ran - waited, pages * LONGEST_FAULT_NS)
     inside, waited = _settled(delayed - waited, waited, span - ran - blocked, looks.own)
@@ -320,7 +320,7 @@ def throttled_spans(time: Ints, total: Ints, least: int) -> Spans:
 def _kept(looks: Looks, between: _Between) -> tuple[Mask, Mask]:
     """The stretches whose waits are told, and those whose runs are."""
     waited, ran, span = between.waited, between.ran, between.span
-    fine = (np.diff(looks.time) <= FINE_NS) | (waited + ran >= NEARLY_ALL * span)
+    fine = _fine(looks) | (waited + ran >= NEARLY_ALL * span)
     mostly = fine | (waited >= HALF * span)
     return np.asarray(mostly & (waited >= SHORTEST_NS)), np.asarray(fine & (ran >= SHORTEST_NS))
 
@@ -350,6 +350,12 @@ def _laid(between: _Between, edges: Ints, told: tuple[Mask, Mask, Mask]) -> Piec
         found.append(Pieces(at[rows], until[rows], np.full(len(rows), label, np.int64)))
         at = until
     return intervals.join(_joined(_joined(found[0], found[1]), found[2]))
+
+
+def _fine(looks: Looks) -> Mask:
+    """The stretches in which an instant can be told: short ones, and those of one step."""
+    short = np.diff(looks.time) <= FINE_NS
+    return np.asarray(short | (looks.own[:-1] & looks.own[1:]))
 
 
 def _in_locks(looks: Looks, between: _Between, locks: Spans) -> Pieces:
