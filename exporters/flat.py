@@ -20,6 +20,7 @@ TABLES = (
     "api",
     "tracks",
     "threads",
+    "short_calls",
     "load",
     "idle",
     "transfers",

@@ -53,6 +53,7 @@ def context(summary: Summary) -> dict[str, Any]:
         "findings": findings(summary["quality"]),
         "token_bars": token_bars(summary),
         "idle": idle_causes(all_time),
+        "short_calls": short_calls(summary),
         "glossary": glossary(),
         "rules": pages(),
         "on_device": bool(summary["devices"]),
@@ -242,6 +243,20 @@ def idle_causes(all_time: Judged) -> list[dict[str, Any]]:
         | {"class": name.partition(".")[0], "width": round(100 * ns / longest, 2)}
         for name, ns in sorted(rows, key=lambda row: -row[1])
     ]
+
+
+def short_calls(summary: Summary) -> list[str]:
+    """What calls below the recorder's threshold came to, one line a kind, the longest first."""
+    return [
+        f"{_kind_of_calls(row)}: {units.number(row['calls'])} calls,"
+        f" {units.duration(row['total_ns'])}, {units.size(row['bytes'])}"
+        for row in summary.get("short_calls") or ()
+    ]
+
+
+def _kind_of_calls(row: Mapping[str, Any]) -> str:
+    kind, part = shown(str(row["kind"])), row["part"]
+    return kind if part is None else f"{kind} ({PARTS[part]})"
 
 
 def glossary() -> list[tuple[str, str]]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rca_llm import stacks
+from rca_llm.exporters.page import context
+from rca_llm.launch import preload_library
 from rca_llm.readers import load
-from tests.traced import Traced, trace_code
+from rca_llm.summary.host import short_call_rows
+from tests.traced import Traced, environment, trace, trace_code
 
 _SERVER = """
 import os, tempfile, time
@@ -77,6 +82,47 @@ def test_the_phases_of_a_start_up_add_up_to_it(summary: dict[str, Any]) -> None:
     assert row["read_ns"] > 0
     weights = [own for own in row["files"] if own["path"].endswith("model.safetensors")]
     assert sum(own["bytes"] for own in weights) >= 30_000_000
+
+
+_SHORT = """
+import os
+from rca_llm import step
+with open("a.txt", "wb") as one, open("model.safetensors", "wb") as other:
+    one.write(bytes(4096)), other.write(bytes(512))
+with step(0, {}):
+    first, second = os.open("a.txt", 0), os.open("model.safetensors", 0)
+    for _ in range(20000):
+        os.pread(first, 4096, 0)
+    for _ in range(5000):
+        os.pread(second, 512, 0)
+"""
+
+
+def test_short_calls_are_told_by_kind_and_are_no_part_of_the_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if preload_library() is None:
+        pytest.skip("the interposer is not built")
+    monkeypatch.chdir(tmp_path)
+    env = environment(RCA_LLM_IO_US="1000000")  # all calls are short: only sums are left
+    done = trace(tmp_path, sys.executable, "-c", _SHORT, env=env)
+    report = load(done.run.path).attribute()
+    rows = {row["kind"]: row for row in report.summary["short_calls"]}
+    assert 20_000 <= rows["file"]["calls"] < 21_000
+    assert 20_000 * 4096 <= rows["file"]["bytes"] < 21_000 * 4096
+    assert (rows["load"]["part"], rows["load"]["calls"]) == ("io.file", pytest.approx(5000, abs=9))
+    assert rows["load"]["bytes"] == pytest.approx(5000 * 512, abs=9 * 512)
+    assert rows["file"]["total_ns"] > rows["load"]["total_ns"] > 0
+    assert not report.summary["parts"].get("io.file")
+    page = context(report.summary)["short_calls"]
+    assert page[0].startswith("file (reading or writing files): 20")
+
+
+def test_a_trace_without_the_interposer_tells_of_no_short_calls(summary: dict[str, Any]) -> None:
+    assert short_call_rows([[], []]) == []
+    assert {"kind", "part", "calls", "bytes", "total_ns"} >= {
+        key for row in summary["short_calls"] for key in row
+    }
 
 
 def test_threads_say_how_long_they_ran_waited_and_blocked(summary: dict[str, Any]) -> None:

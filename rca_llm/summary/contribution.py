@@ -50,6 +50,7 @@ class Contribution:
     idle: Rows
     load: Rows
     threads: Rows
+    short_calls: Rows
     rank_rows: Rows
     ranges: ranges.Sums
     api: dict[str, host.Calls]
@@ -90,6 +91,7 @@ def contribution(recording: Recording, members: list[Member], *, windowed: bool)
         idle=idle.idle_rows(members),
         load=load.load_rows(members),
         threads=host.thread_rows(recording),
+        short_calls=recording.timeline.header.extra.get("short_calls", []),
         rank_rows=[windows.rank_row(member) for member in members],
         ranges=ranges.range_sums(recording),
         api=host.api_sums(recording),
@@ -140,6 +142,7 @@ def summary(found: Sequence[Contribution], whole: Whole) -> dict[str, Any]:
         "idle": _all(found, "idle"),
         "load": _all(found, "load"),
         "threads": _all(found, "threads"),
+        "short_calls": host.short_call_rows(one.short_calls for one in found),
         "kernels": device.kernel_rows(
             (one.kernels for one in found), [own for one in found for own in one.limits]
         ),

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rca_llm.attribute.codes import COPY, GRAPH_LAUNCH, LAUNCH
+from rca_llm.attribute.codes import COPY, GRAPH_LAUNCH, LAUNCH, SPAN_PART
 from rca_llm.attribute.partition import Recording
+from rca_llm.readers.run_calls import kind_of_path
 from rca_llm.summary.stats import weighted
 from rca_llm.table import UNKNOWN, Ints, known
 from rca_llm.trace import GRAPH, KERNEL
@@ -191,3 +192,24 @@ def thread_rows(recording: Recording) -> list[dict[str, Any]]:
 
 
 MOST_THREADS = 200
+
+
+def short_call_rows(several: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Calls on files and sockets too short for a record of their own, by what they were for.
+
+    They lie below the threshold of the interposer (50 µs unless RCA_LLM_IO_US says otherwise):
+    only their sums are known, so they are no part of the partition. Only run directories say.
+    """
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for row in (row for rows in several for row in rows):
+        kind = str(row["kind"])
+        if kind == "file" and row["path"] is not None:
+            kind = kind_of_path(str(row["path"]))
+        sums = found[kind]
+        for place, name in enumerate(("calls", "bytes", "ns")):
+            sums[place] += int(row[name])
+    rows = [
+        {"kind": kind, "part": SPAN_PART.get(kind), "calls": n, "bytes": size, "total_ns": ns}
+        for kind, (n, size, ns) in found.items()
+    ]
+    return sorted(rows, key=lambda row: -int(str(row["total_ns"])))
