@@ -4,9 +4,10 @@
 
 `rows` compares our modes, CUPTI's own price (the floor), Nsight Systems, torch.profiler and
 cupti-python on eager decode, graph decode, a prefill of 2,048 tokens and 1 µs launches; `four` the
-same for four processes that decode at once; `attributes` what CUPTI's settings change. Ratios are
-over the untraced programs of the same round. Results are in `results/overhead.json`, written as
-they come; on one H200 about 90, 80 and 70 seconds.
+same for four processes that decode at once; `attributes` what CUPTI's settings change; `launches`
+(not by default) what it costs to record launches and waits, and nothing else, beside the kernels.
+Ratios are over the untraced programs of the same round. Results are in `results/overhead.json`,
+written as they come; on one H200 about 90, 80, 70 and 80 seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from collector import FLOOR_ALL, FLOOR_KERNELS, ROOT, WORKLOAD, Session, build
+from collector import FLOOR_ALL, FLOOR_KERNELS, ROOT, WORKLOAD, Session, build, read
 from stages import folders, run_stages
 from turns import Tracer, Turns, floored, make_path, ratios, tracers, turns
 
@@ -45,6 +46,9 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
     "graphs in one piece": {"BARE_KINDS": "51," + FLOOR_KERNELS},
 }
 NEWER = "a newer libcupti"
+LAUNCHES = ("activity", "callbacks", "latency")
+"""How `bare_cupti.c` learns of launches: records of those functions alone, a callback of its own at
+each, or the times of queueing in kernel records."""
 
 
 def options() -> argparse.Namespace:
@@ -184,6 +188,24 @@ def four(session: Session) -> dict[str, Any]:
     return found
 
 
+def asked(session: Session, name: str, variables: dict[str, str]) -> Tracer:
+    """CUPTI with nobody reading, and what it answers to its settings in a file."""
+    found = floored(session, FLOOR_KERNELS)
+    file = session.work / f"answers-{name.replace(' ', '-')}"
+    file.unlink(missing_ok=True)
+    return Tracer([], found.env | {"BARE_ANSWERS": str(file)} | variables, file)
+
+
+def answers(players: Turns) -> dict[str, list[str]]:
+    """What CUPTI answered to the settings of each floor."""
+    files = {name: player.tracer.run for name, player in players.players.items()}
+    return {
+        name: path.read_text().split("\n")
+        for name, path in files.items()
+        if path is not None and path.is_file()
+    }
+
+
 def attributes(session: Session) -> dict[str, Any]:
     """CUPTI's own price by the settings that might lower it, nobody reading the records."""
     chosen = dict(ATTRIBUTES)
@@ -195,30 +217,57 @@ def attributes(session: Session) -> dict[str, Any]:
         chosen[NEWER] = {"RCA_LLM_CUPTI": str(newer)}
     phases = {name: count for name, count in work(session).items() if name != "prefill"}
 
-    def one(name: str, variables: dict[str, str]) -> Tracer:
-        found = floored(session, FLOOR_KERNELS)
-        answers = session.work / f"answers-{name.replace(' ', '-')}"
-        answers.unlink(missing_ok=True)
-        return Tracer([], found.env | {"BARE_ANSWERS": str(answers)} | variables, answers)
-
     with turns(session) as players:
         made: dict[str, Callable[[], Tracer]] = {"none-1": Tracer, "none-2": Tracer}
-        made |= {name: (lambda n=name, v=v: one(n, v)) for name, v in chosen.items()}
+        made |= {name: (lambda n=name, v=v: asked(session, n, v)) for name, v in chosen.items()}
         found: dict[str, Any] = {"start_s": start(session, players, made)}
         names = list(players.players)
         limit = session.arguments.limit
         done = players.rounds(session.arguments.rounds, names, limit, do="repeat", phases=phases)
         found |= tables(done, phases, ["none-1", "none-2"])
-        found["answers"] = {
-            name: player.tracer.run.read_text().split("\n")
-            for name, player in players.players.items()
-            if player.tracer.run is not None and player.tracer.run.exists()
-        }
+        found["answers"] = answers(players)
         found["lost"] = players.lost
     return found
 
 
-STAGES = {"rows": rows, "four": four, "attributes": attributes}
+def launches(session: Session) -> dict[str, Any]:
+    """Whether launches and waits could be recorded by default: our modes, and CUPTI's own price.
+
+    `launches` and `full` over `kernels` say what they add; the goal is at most 3 %.
+    """
+    phases = {name: count for name, count in work(session).items() if name != "prefill"}
+    with turns(session) as players:
+        made: dict[str, Callable[[], Tracer]] = {"none-1": Tracer, "none-2": Tracer}
+        made |= {
+            name: (lambda n=name: tracer(session, n)) for name in ("kernels", "launches", "full")
+        }
+        made["floor-kernels"] = lambda: asked(session, "floor-kernels", {})
+        for how in LAUNCHES:
+            name = f"floor-{how}"
+            made[name] = lambda n=name, h=how: asked(session, n, {"BARE_LAUNCHES": h})
+        found: dict[str, Any] = {"start_s": start(session, players, made)}
+        names = list(players.players)
+        limit, warm = session.arguments.limit, session.arguments.warm
+        ask = {"do": "repeat", "phases": phases, "warm": warm}
+        done = players.rounds(session.arguments.rounds, names, limit, **ask)
+        found |= tables(done, phases, ["none-1", "none-2"])
+        found["over kernels"] = tables(done, phases, ["kernels"])
+        found["rounds"] = medians(done, phases)
+        found["answers"], found["lost"] = answers(players), players.lost
+    found["recorded"] = {name: recorded(session, name) for name in ("kernels", "launches", "full")}
+    return found
+
+
+def recorded(session: Session, name: str) -> dict[str, int]:
+    """Kernels and calls in a recording, and bytes of its segments."""
+    run = session.work / f"{name}.rca"
+    timeline = read(run)
+    size = sum(path.stat().st_size for path in run.rglob("*.seg"))
+    kernels = int((timeline["gpu"]["kind"] == 0).sum())
+    return {"kernels": kernels, "calls": len(timeline["api"]), "bytes": size}
+
+
+STAGES = {"rows": rows, "four": four, "attributes": attributes, "launches": launches}
 
 
 def show(found: dict[str, Any], depth: str = "  ") -> None:

@@ -142,6 +142,8 @@ class Turns:
 
         Ends early at `limit` seconds, so that what was found is not lost.
         """
+        if not names:
+            raise Gone(f"no program is ready: {', '.join(self.lost) or 'none was started'}")
         begun, found = time.monotonic(), []
         for number in range(count):
             at = number % len(names)
@@ -251,6 +253,7 @@ def tracers(session: Session) -> dict[str, Callable[[str], Tracer]]:
         ),
         "kernels": lambda name: collected(session, name, RCA_LLM_GPU="kernels"),
         "full": lambda name: collected(session, name, RCA_LLM_GPU="full"),
+        "launches": lambda name: collected(session, name, RCA_LLM_GPU="launches"),
         "graph": lambda name: collected(
             session, name, RCA_LLM_GPU="kernels", RCA_LLM_GRAPH="graph"
         ),

@@ -30,6 +30,14 @@ static const char *const WANTED[] = {
 static const char *const UNWANTED[] = {"cuMemAllocationGet", "cuMemHostGet", "cuMemAddressReserve",
                                        "cuMemAddressFree", "cudaLaunchAttribute", NULL};
 
+/* Those without which nobody knows whether the host was late, or waited: what launches, and what
+ * waits for the device. */
+static const char *const LAUNCHES[] = {
+    "cudaLaunch", "cudaGraphLaunch", "cudaDeviceSynchronize", "cudaStreamSynchronize",
+    "cudaEventSynchronize", "cuLaunch", "cuGraphLaunch", "cuCtxSynchronize",
+    "cuStreamSynchronize", "cuEventSynchronize", NULL,
+};
+
 static bool begins_with_one_of(const char *name, const char *const *prefixes)
 {
     for (; *prefixes; prefixes++)
@@ -38,9 +46,10 @@ static bool begins_with_one_of(const char *name, const char *const *prefixes)
     return false;
 }
 
-static bool wanted(const char *name)
+static bool wanted(const char *name, enum GpuMode mode)
 {
-    return begins_with_one_of(name, WANTED) && !begins_with_one_of(name, UNWANTED);
+    return begins_with_one_of(name, mode == GPU_LAUNCHES ? LAUNCHES : WANTED) &&
+           !begins_with_one_of(name, UNWANTED);
 }
 
 static uint64_t timestamp(void)
@@ -109,14 +118,15 @@ static bool register_buffers(Cupti *cupti, ActivityState *state)
 }
 
 /* Switches off what is not wanted of one API; the number of functions left on. */
-static int select_functions(Cupti *cupti, uint32_t domain, CuptiResult (*enable)(uint32_t, uint8_t))
+static int select_functions(Cupti *cupti, enum GpuMode mode, uint32_t domain,
+                            CuptiResult (*enable)(uint32_t, uint8_t))
 {
     int left = 0;
     for (uint32_t cbid = 1; cbid < MOST_CBIDS; cbid++) {
         const char *name = NULL;
         if (cupti->GetCallbackName(domain, cbid, &name) != CUPTI_OK || !name)
             continue;
-        if (wanted(name))
+        if (wanted(name, mode))
             left++;
         else
             enable(cbid, 0);
@@ -132,12 +142,12 @@ static void enable_api(Cupti *cupti, const Options *options, ActivityState *stat
         return;
     if (options->runtime_api &&
         succeeded(state, "cuptiActivityEnable(RUNTIME)", cupti->ActivityEnable(CUPTI_KIND_RUNTIME)))
-        state->selected_functions += select_functions(cupti, CUPTI_DOMAIN_RUNTIME,
-                                                      cupti->ActivityEnableRuntimeApi);
+        state->selected_functions += select_functions(
+            cupti, options->gpu, CUPTI_DOMAIN_RUNTIME, cupti->ActivityEnableRuntimeApi);
     if (options->driver_api &&
         succeeded(state, "cuptiActivityEnable(DRIVER)", cupti->ActivityEnable(CUPTI_KIND_DRIVER)))
-        state->selected_functions += select_functions(cupti, CUPTI_DOMAIN_DRIVER,
-                                                      cupti->ActivityEnableDriverApi);
+        state->selected_functions += select_functions(
+            cupti, options->gpu, CUPTI_DOMAIN_DRIVER, cupti->ActivityEnableDriverApi);
 }
 
 static bool enable_kinds(Cupti *cupti, const Options *options, ActivityState *state)
@@ -151,12 +161,13 @@ static bool enable_kinds(Cupti *cupti, const Options *options, ActivityState *st
     cupti->ActivityEnable(CUPTI_KIND_DEVICE);
     if (options->external)
         cupti->ActivityEnable(CUPTI_KIND_EXTERNAL_CORRELATION);
-    if (options->gpu != GPU_FULL)
-        return true;
-    cupti->ActivityEnable(CUPTI_KIND_SYNCHRONIZATION);
-    cupti->ActivityEnable(CUPTI_KIND_OVERHEAD);
-    cupti->ActivityEnable(CUPTI_KIND_JIT);
-    enable_api(cupti, options, state);
+    if (options->gpu == GPU_FULL) {
+        cupti->ActivityEnable(CUPTI_KIND_SYNCHRONIZATION);
+        cupti->ActivityEnable(CUPTI_KIND_OVERHEAD);
+        cupti->ActivityEnable(CUPTI_KIND_JIT);
+    }
+    if (options->gpu >= GPU_LAUNCHES)
+        enable_api(cupti, options, state);
     return true;
 }
 

@@ -44,7 +44,7 @@ static struct timespec after_ms(int64_t ms)
 
 static void describe(void)
 {
-    static const char *const MODES[] = {"off", "kernels", "full"};
+    static const char *const MODES[] = {"off", "kernels", "launches", "full"};
     sink_info(&sink, "gpu.mode", 0, MODES[options.gpu]);
     sink_info(&sink, "gpu.graph", 0, options.graph_level ? "graph" : "node");
     sink_info(&sink, "gpu.cupti", activity.version, activity.found ? cupti.path : NULL);

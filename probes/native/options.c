@@ -22,9 +22,10 @@ void options_read(Options *self)
 {
     const char *run = getenv("RCA_LLM_RUN");
     *self = (Options){
-        .gpu = is("RCA_LLM_GPU", "off")       ? GPU_OFF
-               : is("RCA_LLM_GPU", "kernels") ? GPU_KERNELS
-                                              : GPU_FULL,
+        .gpu = is("RCA_LLM_GPU", "off")        ? GPU_OFF
+               : is("RCA_LLM_GPU", "kernels")  ? GPU_KERNELS
+               : is("RCA_LLM_GPU", "launches") ? GPU_LAUNCHES
+                                               : GPU_FULL,
         .graph_level = is("RCA_LLM_GRAPH", "graph"),
         .nvtx = !is("RCA_LLM_NVTX", "off"),
         .runtime_api = !is("RCA_LLM_API", "driver") && !is("RCA_LLM_API", "off"),

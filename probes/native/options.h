@@ -6,14 +6,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum GpuMode { GPU_OFF, GPU_KERNELS, GPU_FULL };
+/* GPU_LAUNCHES is not offered by the launcher: what it costs is yet to be measured. */
+enum GpuMode { GPU_OFF, GPU_KERNELS, GPU_LAUNCHES, GPU_FULL };
 
 typedef struct Options {
     char run[3072]; /* the run directory; empty where the process is not traced */
     enum GpuMode gpu;
     bool graph_level, nvtx, external;
     bool rests; /* a closed gate switches CUPTI's kinds off, where that is safe */
-    bool runtime_api, driver_api; /* calls worth recording of each, in the full mode */
+    bool runtime_api, driver_api; /* calls worth recording of each, in the last two modes */
     size_t buffer_bytes;
     uint64_t segment_bytes; /* a segment that grew past it is followed by a new one */
     uint64_t most_bytes;    /* of all segments of the collector; 0 no limit */

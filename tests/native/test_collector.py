@@ -181,6 +181,15 @@ def test_kernels_mode_asks_for_no_calls(app: Traced) -> None:
     assert not len(timeline["api"])
 
 
+def test_launches_mode_asks_for_launches_and_waits_alone(app: Traced) -> None:
+    app("init", "kernels:10", "copies", "memset", "sync", RCA_LLM_GPU="launches")
+    timeline = timeline_of(app.run)
+    assert kinds(timeline)[KERNEL] == 10
+    calls = Counter(texts(timeline, "api", "name"))
+    assert calls == {"cudaLaunchKernel": 10, "cudaStreamSynchronize": 1}
+    assert info(app.run, "gpu.mode") == [(0, "launches")]
+
+
 @pytest.mark.parametrize(("api", "calls"), [("runtime", 10), ("driver", 0), ("off", 0)])
 def test_calls_of_one_api_can_be_left_out(app: Traced, api: str, calls: int) -> None:
     app("init", "kernels:10", RCA_LLM_API=api)
@@ -323,7 +332,7 @@ def said_by(path: Path, words: int) -> list[str]:
 
 @pytest.mark.parametrize(
     ("mode", "pause", "left_on"),
-    [("kernels", "", "0"), ("kernels", "gate", "1"), ("full", "", "1")],
+    [("kernels", "", "0"), ("kernels", "gate", "1"), ("launches", "", "1"), ("full", "", "1")],
 )
 def test_a_closed_gate_lets_cupti_rest(app: Traced, mode: str, pause: str, left_on: str) -> None:
     """Kinds go off and on with the gate, except where calls are recorded too."""
