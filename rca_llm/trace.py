@@ -158,7 +158,7 @@ PROCESSES: Schema = {
     "process": "int",
     "name": "text",
     "rank": "int",
-    "start": "time",  # when it began and ended, where that opens the window: see readers/run.py
+    "start": "time",  # when it began and ended, where that opens the window: readers/run_header.py
     "end": "time",
 }
 THREADS: Schema = {"process": "int", "thread": "int", "name": "text"}
