@@ -22,12 +22,16 @@ round them."""
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its head, where its value lies in a row, its unit, the term that defines it."""
+    """One column: its head, where its value lies in a row, its unit, the term that defines it.
+
+    A `minor` one stands behind the button "More columns".
+    """
 
     head: str
     value: str | Callable[[Row], Any]
     kind: Kind = "text"
     term: str = ""
+    minor: bool = False
 
     def of(self, row: Row) -> Any:
         """The raw value of a row, None where it is unknown."""
@@ -79,10 +83,11 @@ def _tells(column: Column, value: Any) -> bool:
     return value is not None and (column.head != "unknown" or value != 0)
 
 
-def _head(column: Column) -> dict[str, str]:
+def _head(column: Column) -> dict[str, Any]:
     term = column.term or column.head
     about = TERMS.get(term) or CLASS_TERMS.get(term, "")
-    return {"head": column.head, "kind": column.kind, "about": about}
+    head: dict[str, Any] = {"head": column.head, "kind": column.kind, "about": about}
+    return head | ({"minor": True} if column.minor else {})
 
 
 def _cell(column: Column, row: Row) -> Any:
@@ -138,13 +143,19 @@ def _rank_list(ranks: Any) -> str | None:
 
 def _shares() -> list[Column]:
     """A bar of the five classes and a column for each."""
-    columns = [Column(name, f"shares.{name}", "ns", name) for name in CLASSES]
-    return [Column("made of", _mix, "mix"), *columns]
+    return [MADE_OF, *_classes()]
+
+
+def _classes(*, minor: bool = False) -> list[Column]:
+    return [Column(name, f"shares.{name}", "ns", name, minor) for name in CLASSES]
 
 
 def _mix(row: Row) -> list[int] | None:
     shares = row.get("shares")
     return [shares.get(name) or 0 for name in CLASSES] if shares else None
+
+
+MADE_OF = Column("made of", _mix, "mix")
 
 
 GRIDS: tuple[Grid, ...] = (
@@ -155,17 +166,18 @@ GRIDS: tuple[Grid, ...] = (
         [
             Column("request", "id", "request"),
             Column("latency", "latency_ns", "ns"),
-            *_shares(),
+            MADE_OF,
             Column("cause", "cause", "part"),
             Column("TTFT", "ttft_ns", "ns"),
             Column("ITL P50", "itl_ns.p50", "ns", "ITL"),
-            Column("ITL max", "itl_ns.max", "ns", "ITL"),
             Column("prompt tokens", "prompt_tokens", "count", "prefill"),
             Column("output tokens", "output_tokens", "count", "decode"),
-            Column("shared", "shared_ns", "ns"),
-            Column("held up", _made("interference", _held_up), "ns", "interference"),
-            Column("client latency", "client_latency_ns", "ns"),
             Column("status", "status"),
+            *_classes(minor=True),
+            Column("ITL max", "itl_ns.max", "ns", "ITL", minor=True),
+            Column("shared", "shared_ns", "ns", minor=True),
+            Column("held up", _made("interference", _held_up), "ns", "interference", minor=True),
+            Column("client latency", "client_latency_ns", "ns", minor=True),
         ],
         "latency",
         4000,
@@ -192,7 +204,8 @@ GRIDS: tuple[Grid, ...] = (
             Column("launches", "launches", "count"),
             Column("kernels", "kernels", "count"),
             Column("mode", "mode"),
-            *_shares(),
+            MADE_OF,
+            *_classes(minor=True),
         ],
         "length",
         1500,
@@ -204,17 +217,17 @@ GRIDS: tuple[Grid, ...] = (
         [
             Column("kernel", "name"),
             Column("part", "class", "class"),
-            Column("second part", "also", "class", "also"),
+            Column("second part", "also", "class", "also", minor=True),
             Column("total", "total_ns", "ns", "sum"),
             Column("share", "share", "share", "share of kernel time"),
             Column("count", "count", "count"),
             Column("grid", _made("grid", _shape)),
             Column("block", _made("block", _shape)),
-            Column("registers", "registers", "count"),
-            Column("shared memory", "shared_bytes", "bytes"),
             Column("occupancy", "occupancy", "share"),
-            Column("FLOP", "flops", "count"),
-            Column("least bytes", "dram_bytes", "bytes"),
+            Column("registers", "registers", "count", minor=True),
+            Column("shared memory", "shared_bytes", "bytes", minor=True),
+            Column("FLOP", "flops", "count", minor=True),
+            Column("least bytes", "dram_bytes", "bytes", minor=True),
         ],
         "total",
     ),
@@ -239,19 +252,19 @@ GRIDS: tuple[Grid, ...] = (
         [
             Column("communicator", "comm"),
             Column("operation", "op"),
-            Column("number", "seq", "count"),
             Column("length", _length, "ns"),
             Column("longest wait", _made("wait_ns", _largest), "ns", "wait"),
             Column("transfer", "transfer_ns", "ns"),
             Column("last rank", "last_rank", "count"),
             Column("missing", _made("missing", _rank_list)),
             Column("bytes", "bytes", "bytes"),
-            Column("type", "dtype"),
-            Column("ranks", _made("ranks", _rank_list)),
             Column("bus bandwidth", "busbw_bytes_s", "rate", "busbw"),
-            Column("algorithm", "algo"),
-            Column("protocol", "proto"),
-            Column("contended", "contended_ns", "ns"),
+            Column("number", "seq", "count", minor=True),
+            Column("type", "dtype", minor=True),
+            Column("ranks", _made("ranks", _rank_list), minor=True),
+            Column("algorithm", "algo", minor=True),
+            Column("protocol", "proto", minor=True),
+            Column("contended", "contended_ns", "ns", minor=True),
         ],
         "length",
         1500,

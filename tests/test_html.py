@@ -246,6 +246,42 @@ def test_sorting_filtering_zooming_and_choosing(browser: Browser, page: Path) ->
         assert seen.errors == []
 
 
+def test_columns_that_matter_less_stand_behind_a_button(browser: Browser, page: Path) -> None:
+    with opened(browser, page, width=400) as (tab, seen):
+        minor = tab.locator("[data-grid=requests] th.minor")
+        assert minor.count() > 3
+        assert not minor.first.is_visible()
+        button = tab.locator("[data-grid=requests] .grid-head button")
+        button.click()
+        assert minor.first.is_visible()
+        assert button.get_attribute("aria-pressed") == "true"
+        head = tab.locator("[data-grid=requests] thead th").nth(1).inner_text()
+        unit = re.match(r"latency, (s|ms|µs)\b", head)
+        assert unit
+        factor = {"s": 1e9, "ms": 1e6, "µs": 1e3}[unit[1]]
+        cells = tab.locator("[data-grid=requests] tbody td:nth-child(2)")
+        for cell in cells.all():  # one unit a column: what is shown is the value in it
+            exact = int(cell.get_attribute("data-value") or 0)
+            assert cell.inner_text() == f"{exact / factor:,.2f}"
+        first = tab.locator("[data-grid=requests] tbody th").first
+        tab.eval_on_selector("[data-grid=requests] .scroll", "node => { node.scrollLeft = 300; }")
+        assert (first.bounding_box() or {})["x"] >= 0  # the first column stays
+        assert seen.errors == []
+
+
+def test_a_columns_unit_leaves_small_values_readable(browser: Browser, page: Path) -> None:
+    with opened(browser, page) as (tab, _):
+        told = """values => {
+          const unit = columnUnit(values, "ns");
+          return [unit.name, ...values.map(value => inUnit(value, unit))];
+        }"""
+        assert tab.evaluate(told, [2_000_000_000, 400_000, 500_000, 1_000]) == [
+            "ms", "2,000.00", "0.40", "0.50", "< 0.01",
+        ]  # fmt: skip
+        assert tab.evaluate(told, [5, 0, 7]) == ["ns", "5", "0", "7"]
+        assert tab.evaluate("columnUnit([null, null], 'ns')") is None
+
+
 def drag_across(tab: Any) -> None:
     """Zoom with the mouse into the middle of the timeline."""
     tab.locator("#timeline-plot").scroll_into_view_if_needed()

@@ -25,6 +25,20 @@ function format(value, kind) {
   if (kind === "count" && typeof value === "number") return value.toLocaleString("en-US");
   return String(value);
 }
+// One unit a column, so that its cells compare at a glance: the largest in which three of four
+// values do not round to nothing.
+function columnUnit(values, kind) {
+  const scale = SCALES[kind === "rate" ? "bytes" : kind];
+  const sizes = values.filter(Boolean).map(Math.abs).sort((a, b) => a - b);
+  if (!scale || !sizes.length) return null;
+  const largest = sizes[sizes.length - 1], quarter = sizes[Math.floor(sizes.length / 4)];
+  const [factor, unit] = scale.find(([f]) => largest >= f * 0.9995 && quarter >= f * 0.01) || scale[scale.length - 1];
+  return { factor, name: kind === "rate" ? `${unit}/s` : unit, digits: factor === 1 && sizes.every(Number.isInteger) ? 0 : 2 };
+}
+function inUnit(value, unit) {
+  const text = fixed(value / unit.factor, unit.digits);
+  return value > 0 && !/[1-9]/.test(text) ? `< ${fixed(10 ** -unit.digits, unit.digits)}` : text;
+}
 // A sampled value: units that scale, or the number with its unit behind it.
 function withUnit(value, unit) {
   if (["ns", "bytes", "rate", "share"].includes(unit)) return format(value, unit);

@@ -140,6 +140,6 @@ function drawRoofline(data) {
   const points = byClass(rows, (row) => row.intensity, (row) => row.flops_s / 1e12, (row) => `${fixed(row.intensity, 1)} FLOP/B, ${fixed(row.flops_s / 1e12, 2)} TFLOP/s`);
   Plotly.react("roofline-plot", [...roofs, ...points], layout({
     height: heightOf("roofline-plot"), showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, hovermode: "closest",
-    xaxis: { title: { text: "FLOP for each byte that must be moved, at most" }, type: "log", dtick: 1 }, yaxis: { title: { text: "TFLOP/s" }, type: "log", dtick: 1 },
+    xaxis: { title: { text: "FLOP per byte moved, at most" }, type: "log", dtick: 1 }, yaxis: { title: { text: "TFLOP/s" }, type: "log", dtick: 1 },
   }), CONFIG);
 }

@@ -8,6 +8,7 @@ class Grid {
     this.limit = PAGE_ROWS;
     this.sort = { column: grid.sorted, down: true };
     this.words = "";
+    this.units = grid.columns.map((column, at) => columnUnit(grid.rows.map((row) => row[at]), column.kind));
     this.search = grid.rows.map((row) => row.filter((v) => typeof v === "string").join(" ").toLowerCase());
     this.build(place);
     this.fill();
@@ -20,19 +21,34 @@ class Grid {
     this.status = element("span", { role: "status" });
     const caption = element("caption", { class: "sr" }, this.grid.title);
     const table = element("table", {}, caption, element("thead", {}, this.head), this.body);
-    if (this.grid.rows.length > 8) place.append(this.filterBox());
+    const tools = [this.grid.rows.length > 8 ? this.filterBox() : null, this.widthButton(table)].filter(Boolean);
+    if (tools.length) place.append(element("div", { class: "grid-head" }, ...tools));
     place.append(scrollable(this.grid.title, table), element("div", { class: "grid-foot" }, this.more, this.status));
   }
   filterBox() {
     const input = element("input", { type: "search", placeholder: "Filter", "aria-label": `Filter ${this.grid.title}` });
     input.addEventListener("input", () => { this.words = input.value.toLowerCase(); this.limit = PAGE_ROWS; this.fill(); });
-    return element("div", { class: "grid-head" }, input);
+    return input;
+  }
+  // Columns that matter less stand behind a button, so that the others fit the page.
+  widthButton(table) {
+    const minor = this.grid.columns.filter((column) => column.minor).map((column) => column.head);
+    if (!minor.length) return null;
+    const button = element("button", { class: "plain", type: "button", "aria-pressed": "false", title: minor.join(", ") }, "More columns");
+    button.addEventListener("click", () => {
+      const all = table.classList.toggle("all");
+      button.setAttribute("aria-pressed", String(all));
+      button.textContent = all ? "Fewer columns" : "More columns";
+    });
+    return button;
   }
   headCell(column, index) {
+    const minor = column.minor ? " minor" : "", unit = this.units[index];
     if (column.kind === "mix") return element("th", { scope: "col" }, element("span", { class: "term", tabindex: 0, title: column.about }, column.head));
     const button = element("button", { type: "button", class: column.about ? "term" : "", title: column.about || null }, column.head);
+    if (unit) button.append(element("span", { class: "unit" }, `, ${unit.name}`));
     button.addEventListener("click", () => this.sortBy(index));
-    return element("th", { scope: "col", class: isNumber(column.kind) ? "num" : "", "aria-sort": index === this.grid.sorted ? "descending" : "none" }, button);
+    return element("th", { scope: "col", class: (isNumber(column.kind) ? "num" : "") + minor, "aria-sort": index === this.grid.sorted ? "descending" : "none" }, button);
   }
   sortBy(index) {
     const numeric = isNumber(this.grid.columns[index].kind);
@@ -63,9 +79,9 @@ class Grid {
   }
   cell(value, column, at) {
     const tip = this.tip(value, column);
-    const attributes = { class: isNumber(column.kind) ? "num" : "", title: tip, "data-value": typeof value === "number" ? value : null };
+    const attributes = { class: (isNumber(column.kind) ? "num" : "") + (column.minor ? " minor" : ""), title: tip, "data-value": typeof value === "number" ? value : null };
     if (at === 0) attributes.scope = "row";
-    return element(at === 0 ? "th" : "td", attributes, this.content(value, column));
+    return element(at === 0 ? "th" : "td", attributes, this.content(value, column, this.units[at]));
   }
   // What a cell says on hover or tap: its exact value, and what the column means.
   tip(value, column) {
@@ -73,12 +89,12 @@ class Grid {
     const head = told ? `${column.head}: ${told}.` : isNumber(column.kind) ? `${column.head}.` : null;
     return head && [head, column.about].filter(Boolean).join(" ");
   }
-  content(value, column) {
-    const text = format(value, column.kind);
+  content(value, column, unit) {
+    const text = unit && value !== null ? inUnit(value, unit) : format(value, column.kind);
     if (value === null) return element("span", { class: "unknown-value" }, text);
     if (column.kind === "share") return element("span", { class: "share-cell", style: `--w:${Math.min(100, value * 100)}%` }, text);
     if (column.kind === "mix") return mix(value);
-    if (column.kind === "class") return element("span", {}, dot(value), text);
+    if (column.kind === "class") return element("span", { title: text }, dot(value), DATA.words[value] || text);
     if (column.kind === "part") return element("span", { title: text }, dot(value), text.split(": ").pop());
     if (column.kind === "request" && this.openRequest) {
       return element("button", { class: "link", type: "button", onclick: () => this.openRequest(value) }, element("bdi", {}, text));

@@ -152,7 +152,7 @@ class Timeline {
     }
     const rows = [...sums.entries()].sort((a, b) => b[1] - a[1]).slice(0, 12);
     const total = [...sums.values()].reduce((a, b) => a + b, 0);
-    const body = rows.map(([label, ns]) => element("tr", {}, element("th", { scope: "row", title: DATA.words[this.data.labels[label][0]] || "What the lane shows." }, dot(this.data.kinds[this.data.labels[label][1]]), this.data.labels[label][0]), element("td", {}, DATA.words[this.data.labels[label][0]] || ""), element("td", { class: "num", title: `${exact(Math.round(ns), "ns")} of the visible stretch` }, format(ns, "ns")), element("td", { class: "num", title: "Part of the visible stretch." }, percent(ns / total))));
+    const body = rows.map(([label, ns]) => element("tr", {}, element("th", { scope: "row", title: this.data.labels[label][0] }, dot(this.data.kinds[this.data.labels[label][1]]), DATA.words[this.data.labels[label][0]] || this.data.labels[label][0]), element("td", { class: "internal", title: "The part's name in the summary JSON." }, DATA.words[this.data.labels[label][0]] ? this.data.labels[label][0] : ""), element("td", { class: "num", title: `${exact(Math.round(ns), "ns")} of the visible stretch` }, format(ns, "ns")), element("td", { class: "num", title: "Part of the visible stretch." }, percent(ns / total))));
     const open = place.querySelector("details")?.open;
     place.replaceChildren(element("details", { class: "in-view", ...(open ? { open: "" } : {}) }, element("summary", { title: "Of the first lane shown." }, `What the visible ${format(this.to - this.from, "ns")} are made of`), scrollable("Parts of the visible stretch", element("table", {}, element("tbody", {}, ...body)))));
   }
