@@ -1,11 +1,14 @@
 """Every cause on a GPU in three sizes and two seeds, against its truth; and what advice brings.
 
     python benchmarks/gpu/injection.py --out results [--families launching,copies] [--seeds 2]
+        [--gpu full|kernels]
 
 One traced process a family runs all its causes one after another; afterwards each run's window is
-taken out of the trace and analysed by itself, by several processes. `gemm_shape` needs the shapes
-of matrix products, which our own trace does not hold, and is not judged. Every family stands alone,
-has a time limit, and its rows are written to `results/injection.json` at once.
+taken out of the trace and analysed by itself, by several processes. What a trace of ours does not
+hold by itself is asked for: `counters` traces bank conflicts and strided loads with `--counters`
+(they need cupti-python and the right to read counters), `shapes` runs the odd matrix products under
+`torch.profiler`, which records their shapes, and reads its files. Every family stands alone, has a
+time limit, and its rows are written to `results/injection.json` at once.
 
 Work of its own: `--work FAMILY --truths FILE` is the process that is traced.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +25,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +37,12 @@ from matrix import tables  # noqa: E402
 from rca_llm.inject.catalogue import CAUSES, Order, workload  # noqa: E402
 from rca_llm.inject.verdict import Row, figures, judged  # noqa: E402
 from rca_llm.inject.windows import between  # noqa: E402
+from rca_llm.trace import Trace  # noqa: E402
 
-FAMILIES = ("launching", "copies", "kernels", "sharing")
+FAMILIES = ("launching", "copies", "kernels", "sharing", "counters", "shapes")
+APART = {"gemm_shape": "shapes", "bank_conflicts": "counters", "strided_access": "counters"}
+"""Causes that need more than the others of their family, and where they run."""
+SLACK_NS = 300_000
 REMEDIES = {
     "launch_bound": {"scheduling.launch": 0.0, "scheduling.host": 0.0},
     "pageable_copies": None,
@@ -53,6 +62,7 @@ def main() -> None:
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=75, help="seconds a family")
+    parser.add_argument("--gpu", choices=["full", "kernels"], default="full")
     parser.add_argument("--work")
     parser.add_argument("--truths", type=Path)
     given = parser.parse_args()
@@ -88,19 +98,20 @@ def orders(family: str, seeds: int, folder: str) -> list[Order]:
     return [
         Order(cause, size, seed, folder)
         for cause in CAUSES.values()
-        if cause.family == f"gpu_{family}"
+        if cause.gpu and APART.get(cause.name, cause.family.removeprefix("gpu_")) == family
         for size in cause.magnitudes
         for seed in range(seeds)
     ]
 
 
 def work(family: str, seeds: int, target: Path) -> None:
-    """The traced process: run every order and write its truth, one a line."""
+    """The process that is traced, or profiles itself: every order's truth, one a line."""
     with target.open("w", encoding="utf-8") as file:
-        for order in orders(family, seeds, str(target.parent)):
-            begun = time.monotonic()
+        for number, order in enumerate(orders(family, seeds, str(target.parent))):
+            begun, line = time.monotonic(), dict[str, Any]()
             try:
-                line: dict[str, Any] = workload(order.cause)(order).document()
+                with profiled(family, target.with_name(f"shapes-{number}.json")) as recorded:
+                    line = workload(order.cause)(order).document() | recorded
             except Exception as error:
                 line = {"failed": f"{type(error).__name__}: {error}"[:300]}
                 line |= {"cause": order.cause.name, "magnitude": order.magnitude}
@@ -109,23 +120,28 @@ def work(family: str, seeds: int, target: Path) -> None:
             file.flush()
 
 
+@contextlib.contextmanager
+def profiled(family: str, target: Path) -> Iterator[dict[str, Any]]:
+    """Record the shapes of operators with torch.profiler where a family needs them."""
+    if family != "shapes":
+        yield {}
+        return
+    from torch.profiler import ProfilerActivity, profile
+
+    kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=kinds, record_shapes=True) as profiler:
+        yield {"profile": str(target)}
+    profiler.export_chrome_trace(str(target))
+
+
 def traced(family: str, given: argparse.Namespace) -> tuple[list[Row], str]:
-    """Trace a family's process and judge every run of it."""
-    folder = given.out / f"work-{family}"
-    folder.mkdir(exist_ok=True)
+    """Trace a family's process, unless it profiles itself, and judge every run of it."""
+    folder = (given.out / f"work-{family}").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
     run, truths = folder / "run.rca", folder / "truths.jsonl"
-    call = [
-        sys.executable,
-        "-m",
-        "rca_llm",
-        "trace",
-        "-o",
-        str(run),
-        "--force",
-        "--gpu",
-        "full",
-        "--",
-    ]
+    trace = [sys.executable, "-m", "rca_llm", "trace", "-o", str(run), "--force"]
+    trace += ["--gpu", given.gpu, *(["--counters"] if family == "counters" else []), "--"]
+    call = [] if family == "shapes" else trace
     call += [sys.executable, __file__, "--work", family, "--truths", str(truths)]
     call += ["--seeds", str(given.seeds)]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
@@ -134,7 +150,7 @@ def traced(family: str, given: argparse.Namespace) -> tuple[list[Row], str]:
     lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
     failed = {line["cause"]: line["failed"] for line in lines if "failed" in line}
     good = [line for line in lines if "failed" not in line and line["window"]]
-    rows = analyse(run, good)
+    rows = analyse(None if family == "shapes" else run, good)
     return rows, f"{note} failed: {failed}" if failed else note
 
 
@@ -154,14 +170,15 @@ def run_limited(call: list[str], env: dict[str, str], limit: float) -> str:
 _trace: Any = None
 
 
-def analyse(run: Path, truths: list[dict[str, Any]]) -> list[Row]:
-    """The row of every run, by forked processes that share the trace."""
+def analyse(run: Path | None, truths: list[dict[str, Any]]) -> list[Row]:
+    """The row of every run, by forked processes that share the trace, where there is one."""
     global _trace
     from rca_llm.readers import load
 
-    _trace = load(run)
-    counts = {name: len(t) for name, t in _trace.timelines[0].tables.items()}
-    print(f"{run.parent.name}: {counts}", flush=True)
+    if run is not None:
+        _trace = load(run)
+        counts = {name: len(t) for name, t in _trace.timelines[0].tables.items()}
+        print(f"{run.parent.name}: {counts}", flush=True)
     if (os.cpu_count() or 1) < 4:
         return [row for row in map(_judge, truths) if row]
     import multiprocessing
@@ -187,8 +204,7 @@ def judge(truth: dict[str, Any]) -> Row:
     """Analyse the window of one run."""
     from rca_llm.hints import thresholds
 
-    window, slack = truth["window"], 300_000
-    part = between(_trace, window["monotonic_start_ns"] - slack, window["monotonic_end_ns"] + slack)
+    part = recorded(truth)
     if truth["cause"] == "memory_growth":
         limits = {id: {**rows} for id, rows in thresholds.load().items()}
         for id, rows in GROWTH.items():
@@ -211,6 +227,19 @@ def judge(truth: dict[str, Any]) -> Row:
     return judged(report.summary, truth, note=note, **more)
 
 
+def recorded(truth: dict[str, Any]) -> Trace:
+    """What was recorded while a run was served with its cause."""
+    from rca_llm.readers import load
+
+    window = truth["window"]
+    if "profile" in truth:  # the profiler's times are UTC
+        return between(
+            load(truth["profile"]), window["start_ns"] - SLACK_NS, window["end_ns"] + SLACK_NS
+        )
+    start, end = window["monotonic_start_ns"], window["monotonic_end_ns"]
+    return between(_trace, start - SLACK_NS, end + SLACK_NS)
+
+
 def _parts(report: Any) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in report.summary["requests"]:
@@ -227,7 +256,8 @@ def predicted(report: Any, truth: dict[str, Any]) -> float | None:
     if changed is None:
         return None
     answer = whatif(report, changed)
-    return sum(row["latency_ns"] - row["new_latency_ns"] for row in answer["requests"])
+    saved: list[int] = [row["latency_ns"] - row["new_latency_ns"] for row in answer["requests"]]
+    return sum(saved)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ class Row:
     """One run: the rank of the true cause among the hints, and shares as said and as measured.
 
     `rank` counts from 1, None where no hint names the cause. `said` is the share of latency in the
-    cause's parts, of the hint itself where the cause has none. `high` are the hints of high
+    cause's parts, what the hint would save where the cause has none. `high` are the hints of high
     confidence that name something else. `without_ns` are the summed latencies of runs of the same
     load without the cause, `load` the machine's load average when the row was made.
     """
@@ -66,12 +66,23 @@ def judged(summary: Summary, truth: dict[str, Any], **more: Any) -> Row:
 def _said(summary: Summary, truth: dict[str, Any], own: dict[str, Any] | None) -> float | None:
     """The share that a report gives the cause."""
     if not truth["parts"]:
-        return None if own is None else own["share"]
+        return None if own is None else _cost(own)
     wanted = {row["id"] for row in truth["requests"]}
     rows = [row for row in summary["requests"] if row["id"] in wanted]
     total = sum(row["latency_ns"] or 0 for row in rows)
     spent = sum(row["parts"].get(part, 0) for row in rows for part in truth["parts"])
     return spent / total if total else None
+
+
+def _cost(own: dict[str, Any]) -> float | None:
+    """The share of the time that a hint says its cause costs: what would be saved without it.
+
+    What it is charged with where nobody can say: a kernel that uses the device badly is charged
+    whole, and would take some of its time in any case.
+    """
+    saving, total = own["saving_ns"], own["evidence"]["of_ns"]
+    share: float | None = own["share"]
+    return saving / total if saving is not None and total else share
 
 
 def errors(rows: Iterable[Row]) -> list[float]:
