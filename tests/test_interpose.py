@@ -315,6 +315,65 @@ def test_paths_say_what_files_are_for() -> None:
     assert run_calls.kind_of_path("/home/me/catalog.txt") == "file"
 
 
+def _with_cufile(folder: Path, how: str) -> Path:
+    """A program that uses a stand-in for cuFile, in one of three ways to find it."""
+    _compiled(
+        COMPILER,
+        folder / "libcufile.so.0",
+        *("-shared", "-fPIC", "-Wl,-soname,libcufile.so.0"),
+        source="cufile_standin.c",
+    )
+    linked = [str(folder / "libcufile.so.0"), f"-Wl,-rpath,{folder}"]
+    out = folder / "program"
+    if how == "linked":
+        return _compiled(COMPILER, out, *linked, source="cufile_user.c")
+    if how == "looked up":
+        more = ("-DLOOKED_UP", linked[1])
+        return _compiled(COMPILER, out, *more, source="cufile_user.c")
+    more = ("-DPART", "-shared", "-fPIC", *linked)
+    _compiled(COMPILER, folder / "libpart.so", *more, source="cufile_user.c")
+    return _compiled(COMPILER, out, "-DWHOLE", linked[1], source="cufile_user.c")
+
+
+@pytest.mark.parametrize("how", ["linked", "in a scope of its own", "looked up"])
+def test_reads_of_gpudirect_storage_are_calls(
+    tmp_path: Path, library: Path, run: Path, how: str
+) -> None:
+    program = _with_cufile(tmp_path, how)
+    bare = _started(tmp_path / "a", _plain(), str(program))
+    traced = _started(tmp_path / "b", _traced(library, run), str(program))
+    assert " ".join(bare.stdout.split()) == "5007 0 4096 1000 -1 22 text 0 5026"
+    assert (bare.returncode, bare.stdout) == (7, traced.stdout)
+    assert (traced.returncode, traced.stderr) == (7, bare.stderr)
+    found = [row for segment in _segments(run) for row in _cufile(segment)]
+    if how == "looked up":  # out of reach, and unharmed
+        assert found == []
+        return
+    path = str(tmp_path / "b" / "shard.safetensors")
+    assert found == [
+        ("cuFileWrite", "file", path, 4096, False),
+        ("cuFileRead", "file", path, 1000, False),
+        ("cuFileRead", "file", path, -1, True),
+        ("cuFileBatchIOSubmit", "file", None, -1, False),
+        ("cuFileBatchIOSubmit", "file", None, -1, True),
+    ]
+
+
+def _cufile(segment: Segment) -> list[tuple[str, str, str | None, int, bool]]:
+    """Name, kind, path, bytes and failure of every call of cuFile, each of at least 2 ms."""
+    places = segment.of(layout.CALL)
+    more, _ = segment.followers(places, layout.MORE)
+    found: list[tuple[str, str, str | None, int, bool]] = []
+    for name, at, behind in zip(_names(segment), places.tolist(), more.tolist(), strict=True):
+        cell, rest = segment.cells[at], segment.cells[behind]
+        if name.startswith("cuFile"):
+            assert cell["b"] - cell["a"] > 1_900_000
+            failed = bool(int(cell["tag"]) >> 8 & layout.FLAG_ERROR)
+            kind, path = segment.names[int(cell["d"])], segment.names.get(int(rest["c"]))
+            found.append((name, kind, path, int(rest["b"]), failed))
+    return found
+
+
 _SQL = """
 PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;
 CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT);

@@ -208,7 +208,8 @@ static Call timed(enum Op op, uint64_t begun, uint64_t spent, int64_t result)
 static bool moves_bytes(enum Op op)
 {
     return op != OP_OPEN && op != OP_CLOSE && op != OP_FSYNC && op != OP_FDATASYNC &&
-           op != OP_FADVISE && op != OP_FTRUNCATE && op != OP_CONNECT && op != OP_SENDMMSG && op != OP_RECVMMSG;
+           op != OP_FADVISE && op != OP_FTRUNCATE && op != OP_CONNECT && op != OP_SENDMMSG &&
+           op != OP_RECVMMSG && op != OP_CUFILE_BATCH;
 }
 
 /* Whoever reads what another process of this machine sends waits for that process, which is no IO;
@@ -220,6 +221,11 @@ static bool is_waiting(enum Op op, enum Kind kind)
     return kind == KIND_MESSAGE && !sends;
 }
 
+static bool is_cufile(enum Op op)
+{
+    return op == OP_CUFILE_READ || op == OP_CUFILE_WRITE || op == OP_CUFILE_BATCH;
+}
+
 COLD void file_call(enum Op op, int fd, uint64_t begun, uint64_t spent, int64_t result)
 {
     File other = {0};
@@ -227,7 +233,9 @@ COLD void file_call(enum Op op, int fd, uint64_t begun, uint64_t spent, int64_t 
         return;
     Call call = timed(op, begun, spent, result);
     File *file = (unsigned)fd < FILES ? &state->files[fd] : &other;
-    if (!file->asked && op != OP_CLOSE)
+    if (file == &other && is_cufile(op)) /* a handle whose descriptor is not known */
+        other.kind = KIND_FILE;
+    else if (!file->asked && op != OP_CLOSE)
         ask(fd, file);
     call.kind = (enum Kind)file->kind;
     call.path = file->path;

@@ -12,7 +12,7 @@ static const char *const OP_NAMES[OPS] = {
     "write",    "pwrite",          "writev",  "pwritev", "fsync",  "fdatasync",
     "sendfile", "copy_file_range", "send",    "sendto", "sendmsg", "sendmmsg",
     "recv",     "recvfrom",        "recvmsg", "recvmmsg", "connect", "fadvise",
-    "ftruncate", "wait for the GIL",
+    "ftruncate", "wait for the GIL", "cuFileRead", "cuFileWrite", "cuFileBatchIOSubmit",
 };
 static const char *const KIND_NAMES[KINDS] = {"", "file", "network", "log", "serialize", "gil"};
 

@@ -8,6 +8,7 @@
  *
  *   calls.c     the functions that stand before the C library's
  *   files.c     what each descriptor is, and the sums of calls too short to be recorded
+ *   cufile.c    reads and writes of GPUDirect Storage
  *   python.c    waits for the global interpreter lock
  *   journal.c   the process's segment: many threads write, without locks
  *   identity.c  who this process is, for the header of its segment */
@@ -55,13 +56,16 @@ enum Op {
     OP_FADVISE,
     OP_FTRUNCATE,
     OP_GIL,
+    OP_CUFILE_READ,
+    OP_CUFILE_WRITE,
+    OP_CUFILE_BATCH,
     OPS,
 };
 
 /* The span kinds of the contract that calls have; `KIND_NAMES` has their texts. */
 enum Kind { KIND_NONE, KIND_FILE, KIND_NETWORK, KIND_LOG, KIND_MESSAGE, KIND_GIL, KINDS };
 
-enum { FILES = 16384 };
+enum { FILES = 16384, HANDLES = 1024 };
 
 /* A descriptor: what it is, once somebody asked, and the short calls on it since the last sum. */
 typedef struct File {
@@ -71,6 +75,12 @@ typedef struct File {
     uint32_t system;  /* type of the file system, as statfs gives it */
     uint64_t calls, ticks, bytes;
 } File;
+
+/* A handle of cuFile and its descriptor plus 1, 0 once it was given back. */
+typedef struct Handle {
+    uintptr_t handle;
+    int32_t fd;
+} Handle;
 
 /* Everything that a forked child must not take over: the kernel empties these pages in it
  * (MADV_WIPEONFORK). A child of vfork shares them and is known by its process id. */
@@ -86,6 +96,7 @@ typedef struct State {
     uint32_t ops[OPS], kinds[KINDS]; /* NAME ids; 0 not written yet */
     char path[4096];
     File files[FILES];
+    Handle handles[HANDLES];
 } State;
 
 /* The state; NULL where this process is not to be recorded. */
