@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rca_llm import readers
 from rca_llm.errors import UnreadableInput
-from rca_llm.readers import cupti, cupti_raw
+from rca_llm.readers import cupti, cupti_raw, cupti_rows, cupti_tables
 from rca_llm.readers.demangle import demangled
 from rca_llm.readers.files import source
 from rca_llm.table import NO_TEXT, UNKNOWN
@@ -165,29 +165,32 @@ def test_a_recording_without_records_is_refused(tmp_path: Path) -> None:
 def test_no_bytes_break_the_walk(data: bytes) -> None:
     raw = cupti_raw.parse(memoryview(named(64) + data))
     assert raw.end <= len(data) + 27
-    for kind, rows in cupti_raw.rows(raw, cupti.ROWS):
-        assert rows.dtype == cupti.ROWS[kind]
+    for kind, rows in cupti_raw.rows(raw, cupti_rows.ROWS):
+        assert rows.dtype == cupti_rows.ROWS[kind]
 
 
 @given(st.binary(max_size=600), st.integers(0, 12), st.integers(0, 100))
 def test_no_payload_breaks_the_rows(data: bytes, kind: int, row_bytes: int) -> None:
     timeline = Timeline(Input("x", "run"))
-    rows = cupti.Rows()
-    rows.add(kind, row_bytes, data, cupti.codes_of(timeline, {1: "a"}))
-    cupti.add_rows(timeline, rows, 1)
+    rows = cupti_rows.Rows()
+    rows.add(kind, row_bytes, data, cupti_rows.codes_of(timeline, {1: "a"}))
+    cupti_tables.add_rows(timeline, rows, 1)
     assert len(timeline["gpu"]) <= len(data)
 
 
 def test_longer_rows_of_a_newer_collector_are_understood() -> None:
     timeline = Timeline(Input("x", "run"))
-    row = np.zeros(1, cupti.ROWS[cupti.ROW_API])
+    row = np.zeros(1, cupti_rows.ROWS[cupti_rows.ROW_API])
     row["start"], row["name"] = 7, 1
-    rows = cupti.Rows()
+    rows = cupti_rows.Rows()
     payload = (row.tobytes() + b"new!") * 3
     rows.add(
-        cupti.ROW_API, row.itemsize + 4, payload, cupti.codes_of(timeline, {1: "cudaFree_v3020"})
+        cupti_rows.ROW_API,
+        row.itemsize + 4,
+        payload,
+        cupti_rows.codes_of(timeline, {1: "cudaFree_v3020"}),
     )
-    cupti.add_rows(timeline, rows, 1)
+    cupti_tables.add_rows(timeline, rows, 1)
     assert timeline["api"]["start"].tolist() == [7, 7, 7]
     assert timeline.text(int(timeline["api"]["name"][0])) == "cudaFree"
 
@@ -214,4 +217,4 @@ def test_names_that_are_not_mangled_stay() -> None:
     ],
 )
 def test_api_names_lose_cupti_s_suffix(given_name: str, name: str) -> None:
-    assert cupti.api_name(given_name) == name
+    assert cupti_rows.api_name(given_name) == name

@@ -66,9 +66,9 @@ def kernel_rows(run: Path) -> Iterator[Any]:
     """The collector's kernel rows, buffer by buffer: no table of all of them is made."""
     import numpy as np
 
-    from rca_llm.readers import cupti, segments
+    from rca_llm.readers import cupti_rows, segments
 
-    row = cupti.ROWS[1]
+    row = cupti_rows.ROWS[cupti_rows.ROW_KERNEL]
     for path in sorted((run / "segments").glob("*.seg")):
         found = segments.parse(path.name, path.read_bytes())
         for buffer in found.buffers if found is not None else ():

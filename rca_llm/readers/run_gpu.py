@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rca_llm.readers import cupti, nccl, nccl_rows
+from rca_llm.readers import cupti_facts, cupti_rows, cupti_tables, nccl, nccl_rows
 from rca_llm.readers.segments import Segment
 from rca_llm.trace import Timeline
 
@@ -16,20 +16,20 @@ def add(timeline: Timeline, segments: Sequence[Segment]) -> None:
 
 
 def _add_process(timeline: Timeline, pid: int, segments: Sequence[Segment]) -> None:
-    rows, tasks = cupti.Rows(), nccl_rows.Rows()
+    rows, tasks = cupti_rows.Rows(), nccl_rows.Rows()
     for segment in segments:
         nccl.add_facts(timeline, segment.facts("nccl."))
         tasks.calls += nccl_rows.calls_of(segment)
         if segment.buffers:
-            codes = cupti.codes_of(timeline, segment.names)
+            codes = cupti_rows.codes_of(timeline, segment.names)
             for buffer in segment.buffers:
                 kind, size = int(buffer.cell["c"]), int(buffer.cell["d"])
                 rows.add(kind, size, buffer.data, codes)
                 tasks.add(kind, size, buffer.data, codes)
     if rows.parts:
-        cupti.add_rows(timeline, rows, pid)
+        cupti_tables.add_rows(timeline, rows, pid)
     facts = [fact for segment in segments for fact in segment.facts("gpu.")]
     if facts:
-        cupti.add_facts(timeline, facts, pid)
+        cupti_facts.add_facts(timeline, facts, pid)
     if tasks.tasks or tasks.calls:
         nccl.add_rows(timeline, tasks, pid)

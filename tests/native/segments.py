@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rca_llm.probes import format as layout
-from rca_llm.readers import cupti
+from rca_llm.readers import cupti_facts, cupti_rows, cupti_tables
 from rca_llm.table import Array
 from rca_llm.trace import Input, Timeline
 
@@ -91,15 +91,15 @@ def collector_segments(run: Path) -> list[Segment]:
 def timeline_of(run: Path) -> Timeline:
     """The collector's records of a run as the tables that readers make of them."""
     timeline = Timeline(Input(str(run), "run"))
-    rows = cupti.Rows()
+    rows = cupti_rows.Rows()
     pid = 0
     for segment in collector_segments(run):
         pid = segment.number("pid")
-        codes = cupti.codes_of(timeline, segment.names)
+        codes = cupti_rows.codes_of(timeline, segment.names)
         for cell in segment.of(layout.BUFFER):
             rows.add(cell.c, cell.d, cell.payload, codes)
-        cupti.add_facts(timeline, segment.infos(), pid)
-    cupti.add_rows(timeline, rows, pid)
+        cupti_facts.add_facts(timeline, segment.infos(), pid)
+    cupti_tables.add_rows(timeline, rows, pid)
     return timeline
 
 

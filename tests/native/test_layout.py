@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from rca_llm.probes import format as layout
-from rca_llm.readers import cupti
+from rca_llm.readers import cupti_rows
 from tests.native.conftest import NATIVE, Build, compile_c
 
 _ROW_TYPES = {
-    cupti.ROW_KERNEL: "RowKernel",
-    cupti.ROW_COPY: "RowCopy",
-    cupti.ROW_MEMSET: "RowCopy",
-    cupti.ROW_API: "RowApi",
-    cupti.ROW_SYNC: "RowSync",
-    cupti.ROW_GRAPH: "RowGraph",
-    cupti.ROW_OVERHEAD: "RowOverhead",
-    cupti.ROW_EXTERNAL: "RowExternal",
-    cupti.ROW_JIT: "RowJit",
-    cupti.ROW_DEVICE: "RowDevice",
+    cupti_rows.ROW_KERNEL: "RowKernel",
+    cupti_rows.ROW_COPY: "RowCopy",
+    cupti_rows.ROW_MEMSET: "RowCopy",
+    cupti_rows.ROW_API: "RowApi",
+    cupti_rows.ROW_SYNC: "RowSync",
+    cupti_rows.ROW_GRAPH: "RowGraph",
+    cupti_rows.ROW_OVERHEAD: "RowOverhead",
+    cupti_rows.ROW_EXTERNAL: "RowExternal",
+    cupti_rows.ROW_JIT: "RowJit",
+    cupti_rows.ROW_DEVICE: "RowDevice",
 }
 
 
@@ -98,7 +98,7 @@ def _offset(dtype: np.dtype[np.void], name: str) -> int:
 
 def test_rows_are_laid_out_alike(built: Build, tmp_path: Path) -> None:
     for kind, row in _ROW_TYPES.items():
-        dtype = cupti.ROWS[kind]
+        dtype = cupti_rows.ROWS[kind]
         names = list(dtype.names or ())
         found = _offsets(tmp_path, "rows.h", [(row, name) for name in names])
         for name, (at, size) in zip(names, found, strict=True):
@@ -112,4 +112,4 @@ def test_row_kinds_are_numbered_alike() -> None:
     for kind in _ROW_TYPES:
         names = [name for name, value in numbers.items() if value == kind and name != "ROW_KINDS"]
         assert len(names) == 1
-        assert getattr(cupti, names[0]) == kind
+        assert getattr(cupti_rows, names[0]) == kind
