@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from rca_llm import __version__
-from rca_llm.errors import RcaError
+from rca_llm.errors import RcaError, one_line
 
 COMMANDS = {
     "trace": "run a command and its whole process tree under the probes",
@@ -59,8 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.status
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        click.echo(f"rca-llm: {_told(error)}", err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("rca-llm: interrupted", err=True)
@@ -69,3 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 141
     return status if isinstance(status, int) else 0
+
+
+def _told(error: click.ClickException) -> str:
+    """What is wrong with a command line, in one line; its words may hold anything."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    help = f" (see {context.command_path} --help)" if context else ""
+    return one_line(error.format_message()) + help

@@ -15,14 +15,19 @@ _EXPORTED = frozenset((".csv", ".parquet"))
 """What the files of an exported folder end in."""
 
 
-def check_target(target: Path, *, force: bool, inputs: Iterable[str] = ()) -> None:
+def check_target(
+    target: Path, *, force: bool, inputs: Iterable[str] = (), folder: bool | None = False
+) -> None:
     """Refuse an output that cannot or must not be written.
 
-    What exists is replaced with `force` only, an input and a folder that no export wrote never.
-    Devices and pipes are written to as they are.
+    What exists is replaced with `force` only, an input and a folder that no export wrote never,
+    and a folder by nothing but a folder: `folder` says whether the output is one, None that only
+    its writing will tell. Devices and pipes are written to as they are.
     """
     if target == Path("-"):
         raise RcaError("-: this output is a file, not standard output; give its path")
+    if target.is_dir() and folder is False:
+        raise RcaError(f"{target}: is a folder; this output is one file, give its path")
     if target.is_dir() and not _is_export(target):
         raise RcaError(f"{target}: is a folder that no export wrote; will not replace it")
     if is_special(target):
@@ -31,6 +36,8 @@ def check_target(target: Path, *, force: bool, inputs: Iterable[str] = ()) -> No
         raise RcaError(f"{target}: is an input; will not overwrite it")
     if target.exists() and not force:
         raise RcaError(f"{target}: exists; will not overwrite without --force")
+    if target.exists() and folder and not target.is_dir():
+        raise RcaError(f"{target}: is a file; this output is a folder, give another path")
     if not target.parent.is_dir():
         raise RcaError(f"{target}: cannot be written: no such folder as {target.parent}")
 
@@ -45,13 +52,19 @@ def is_special(path: str | os.PathLike[str]) -> bool:
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
-def write(target: Path, produce: Callable[[Path], None], *, force: bool) -> None:
+def write(
+    target: Path,
+    produce: Callable[[Path], None],
+    *,
+    force: bool,
+    folder: bool | None = False,
+) -> None:
     """Let `produce` write to a path beside the target, then put it in the target's place.
 
-    `produce` may make a file or a folder. Where the target is a link, what it leads to is written.
-    Raises `RcaError` where that cannot be done.
+    `produce` may make a file or, with `folder` True or None, a folder. Where the target is a link,
+    what it leads to is written. Raises `RcaError` where that cannot be done.
     """
-    check_target(target, force=force)
+    check_target(target, force=force, folder=folder)
     try:
         if is_special(target):
             _pass_on(target, produce)
@@ -81,6 +94,8 @@ def write_json(target: Path, document: object, *, force: bool) -> None:
 def _replace(target: Path, produce: Callable[[Path], None]) -> None:
     with _beside(target) as written:
         produce(written)
+        if target.exists():
+            check_target(target, force=True, folder=written.is_dir())
         if target.is_dir():
             shutil.rmtree(target)
         os.replace(written, target)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import rca_llm
+from rca_llm.cli import main
 from rca_llm.errors import RcaError
 from rca_llm.monitor import FEWEST, Monitor, Objective, last, objective
 from rca_llm.readers import load
@@ -121,3 +122,17 @@ def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_folder_for_windows_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, dumps = tmp_path / "source", tmp_path / "new" / "breaches"
+    trace(Shape(steps=40, kernels=10, requests=20)).save(tmp_path)
+    (tmp_path / "0000").rename(run)
+    (run / "manifest.json").write_text('{"schema": "rca-llm/run/1", "state": "finished"}')
+    options = ["--window", "1h", "--slo", "latency=1us", "--dump", str(dumps)]
+    assert main(["monitor", str(run), *options]) == 0, capsys.readouterr().err
+    assert [path.name[:8] for path in dumps.iterdir()] == ["latency-"]
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert main(["monitor", str(run), "--dump", str(blocked)]) == 2
+    assert "cannot be made" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def test_a_folder_of_somebody_elses_is_never_replaced(tmp_path: Path, force: boo
     precious.parent.mkdir()
     precious.write_text("mine")
     with pytest.raises(RcaError, match="no export wrote"):
-        output.write(precious.parent, text, force=force)
+        output.write(precious.parent, lambda draft: draft.mkdir(), force=force, folder=True)
     assert precious.read_text() == "mine"
 
 
@@ -35,8 +35,25 @@ def test_an_exported_folder_is_replaced_with_force(tmp_path: Path) -> None:
     folder = tmp_path / "tables"
     folder.mkdir()
     (folder / "gpu.csv").write_text("old")
-    output.write(folder, lambda draft: draft.mkdir(), force=True)
+    output.write(folder, lambda draft: draft.mkdir(), force=True, folder=True)
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", [False, None])
+def test_an_empty_folder_is_not_replaced_by_a_file(tmp_path: Path, folder: bool | None) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RcaError, match="is a folder; this output is one file"):
+        output.write(tmp_path / "empty", text, force=True, folder=folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    assert (tmp_path / "empty").is_dir()
+
+
+@pytest.mark.parametrize("folder", [True, None])
+def test_a_file_is_not_replaced_by_a_folder(tmp_path: Path, folder: bool | None) -> None:
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(RcaError, match="is a file; this output is a folder"):
+        output.write(tmp_path / "notes", lambda d: d.mkdir(), force=True, folder=folder)
+    assert (tmp_path / "notes").read_text() == "mine"
 
 
 def test_an_input_is_never_overwritten(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 STANDARD_OUTPUT = Path("-")
 
+FOLDERS = {"parquet": True, "csv": True, "chrome": None, "events": None}
+"""The formats that are a folder of files, always or, None, where the trace has several inputs."""
+
 
 @click.command("export", epilog="Formats: " + "; ".join(f"{n}: {w}" for n, w in FORMATS.items()))
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT…")
@@ -44,7 +47,7 @@ def command(
 
     _check(format, target, serve)
     if target is not None and target != STANDARD_OUTPUT:
-        output.check_target(target, force=force, inputs=inputs)
+        output.check_target(target, force=force, inputs=inputs, folder=FOLDERS.get(format, False))
     chosen = exporter(format)
     report = load(*inputs).attribute()
     if serve is not None:
@@ -52,7 +55,8 @@ def command(
     elif target == STANDARD_OUTPUT:
         _print(chosen, report, format)
     elif target is not None:
-        output.write(target, lambda draft: chosen.write(report, draft), force=force)
+        folder = FOLDERS.get(format, False)
+        output.write(target, lambda draft: chosen.write(report, draft), force=force, folder=folder)
 
 
 def _check(format: str, target: Path | None, serve: str | None) -> None:

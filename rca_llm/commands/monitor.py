@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rca_llm.commands.trace import DURATION
-from rca_llm.errors import RcaError
+from rca_llm.errors import RcaError, one_line
 from rca_llm.run import is_run
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--dump",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="A folder for the windows in which an objective is broken.",
+    type=click.Path(path_type=Path),
+    help="A folder for the windows in which an objective is broken; made where it is missing.",
 )
 def command(
     run: Path,
@@ -50,17 +50,23 @@ def command(
 
     if not is_run(run):
         raise RcaError(f"{run}: not a run directory; start one with rca-llm trace -o {run} -- CMD")
-    if dump is not None and not dump.is_dir():
-        raise RcaError(f"{dump}: no such folder")
-    watched = Monitor(
-        run, round(window * 1e9), [objective(text) for text in objectives], dump, say=_say
-    )
+    limits = [objective(text) for text in objectives]
+    if dump is not None:
+        _make(dump)
+    watched = Monitor(run, round(window * 1e9), limits, dump, say=_say)
     with _served(serve, watched):
         watched.watch(every)
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RcaError(f"{folder}: cannot be made: {error.strerror or error}") from error
+
+
 def _say(line: str) -> None:
-    click.echo(f"rca-llm: {line}", err=True)
+    click.echo(f"rca-llm: {one_line(line)}", err=True)
 
 
 @contextlib.contextmanager
