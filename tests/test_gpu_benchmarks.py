@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rca_llm.finish import finish
+from rca_llm.run import Run
 from tests.traced import ROOT, environment
 
 FOLDER = ROOT / "benchmarks" / "gpu"
@@ -94,3 +98,28 @@ def test_a_script_can_be_loaded_where_there_is_no_gpu(tmp_path: Path, name: str)
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "--out" in done.stdout
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """What `collector.py --stages record` brought home from an H200."""
+    with tarfile.open(ROOT / "tests" / "data" / "h200" / "generate.rca.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "generate.rca"
+
+
+def test_what_is_counted_on_a_gpu_can_be_counted_in_a_recording(
+    recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    collector, scale = map(importlib.import_module, ("collector", "scale"))
+    timeline = collector.read(recording)
+    kernels = collector.kernels_of(timeline, -(2**62), 2**62)
+    counted = [len(rows) for rows in scale.kernel_rows(recording)]
+    assert sum(counted) == kernels.count == int((timeline["gpu"]["kind"] == 0).sum()) > 60_000
+    assert collector.compared(kernels, kernels)["total_ratio"] == 1.0
+    described = collector.described(recording, timeline)
+    assert described["bytes"] > 0
+    assert described["api_calls"] == len(timeline["api"])
+    finish(Run(recording), {})
+    assert scale.tables(recording)["bytes_a_kernel"] < 30

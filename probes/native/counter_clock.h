@@ -53,12 +53,18 @@ static void counter_prepare(void)
     fclose(file);
 }
 
+/* Learns the rate from two readings 1 to 10 ms apart. One that has changed by a 64th is none: the
+ * machine slept, during which the counter may go on and the clock does not. */
 static void measure_rate(Reading now)
 {
     int64_t ns = now.ns - line.base.ns;
+    uint64_t ticks = now.ticks - line.base.ticks, slope = line.slope;
     if (line.base.ns && ns >= SHORTEST_BASE_NS && now.ticks > line.base.ticks)
-        line.slope = (uint64_t)((double)ns / (double)(now.ticks - line.base.ticks) * 0x1p32);
-    if (!line.base.ns || ns >= LONGEST_BASE_NS)
+        slope = (uint64_t)((double)ns / (double)ticks * 0x1p32);
+    bool changed = line.slope && (slope > line.slope + line.slope / 64 ||
+                                  slope < line.slope - line.slope / 64);
+    line.slope = changed ? 0 : slope;
+    if (!line.base.ns || ns >= LONGEST_BASE_NS || changed)
         line.base = now;
 }
 

@@ -233,3 +233,17 @@ def test_a_span_is_a_context_manager_in_every_way(
     slow, in_python = run(slow_probes, tmp_path / "slow", code)
     assert fast == slow == "True\nTrue None\nTrue\nNone\nTypeError\n"
     assert everything(in_c) == everything(in_python)
+
+
+@pytest.mark.clocks
+def test_the_clock_by_the_counter_is_the_clock_also_after_a_sleep(tmp_path: Path) -> None:
+    if shutil.which(COMPILER) is None:
+        pytest.skip(f"no C compiler ({COMPILER})")
+    program = tmp_path / "counter_clock"
+    compile_c(program, [HERE / "counter_clock.c"], f"-I{NATIVE}")
+    said = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    for line in said.splitlines():
+        went_back, outside_ns = map(int, line.split())
+        assert went_back == 0
+        assert outside_ns <= 100
+    assert len(said.splitlines()) == 2
