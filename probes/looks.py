@@ -31,7 +31,7 @@ def look(within: bool) -> None:
     ``within`` says that a step begins: then the edges of its spans are looked at too, each 2 ms at
     most, where the fast paths are built.
     """
-    if not fast or not fast.look(within):
+    if _fast_look is None or not _fast_look(within):
         python_look()
 
 
@@ -94,3 +94,4 @@ def _clock() -> Callable[[], int]:
 
 
 _thread_time = _clock()
+_fast_look = getattr(fast, "look", None)

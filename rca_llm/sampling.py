@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from rca_llm import faults
 from rca_llm.probes import format as layout
 from rca_llm.probes import nvml, recorder
 from rca_llm.probes.system import Sink, System
@@ -69,6 +70,8 @@ class Sampler:
             thread.join(timeout=5)
         self._anchor()
         self._close_gap()
+        if faults.happened() and (work := faults.work_ns(self.run.path)):
+            Sink(self._recorder).sample(faults.WORK_METRIC, float(work))
         self._recorder.close()
 
     def _anchor(self) -> None:

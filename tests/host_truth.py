@@ -24,7 +24,7 @@ from pathlib import Path
 from time import perf_counter_ns
 
 from rca_llm.inject import cpu, messages, python, storage
-from rca_llm.inject.catalogue import CAUSES
+from rca_llm.inject.catalogue import CAUSES, order
 from rca_llm.inject.serving import Fault, Load, Service
 from rca_llm.inject.truth import Ledger, Turn
 
@@ -140,14 +140,13 @@ class SlowReader(Fault):
 _FAULTS = {
     "gil": python.HeldLock,
     "gc": python.Collections,
-    "cpu_quota": cpu.Quota,
-    "cpu_hog": cpu.Neighbours,
     "serialisation": messages.Messages,
     "tokeniser": messages.Tokeniser,
     "pickle": Pickles,
     "slow_handler": SlowHandler,
     "slow_reader": SlowReader,
 }
+_OFF_CPU = {"cpu_quota": cpu.Quota, "cpu_hog": cpu.Neighbours}
 _ON_DISK = {
     "file_io": storage.Reads,
     "page_faults": storage.Faults,
@@ -190,6 +189,8 @@ def made(name: str, magnitude: float, folder: str) -> Fault:
         importlib.import_module(f"rca_llm.inject.{CAUSES[name].family}")
     if name in _ON_DISK:
         return _ON_DISK[name](magnitude, Ledger(), folder)
+    if name in _OFF_CPU:
+        return _OFF_CPU[name](order(name, magnitude, 1, folder), Ledger())
     return _FAULTS[name](magnitude, Ledger())
 
 

@@ -513,13 +513,23 @@ static int read_schedstat(int64_t on_cpu, int64_t *delay, int64_t *slices)
     return 0;
 }
 
+/* Whether a look can be written without Python: up to the end of the block, where the gate is open. */
+static int has_room_for_look(Room *here)
+{
+    if (has_room(here, 2) == 1)
+        return 1;
+    if (!here || !gate || !*gate || here->at + 2 * WORDS_A_CELL > here->end)
+        return 0;
+    return refill(here) == 1;
+}
+
 /* Writes what the kernel says of the calling thread, as looks.py does; 0 where there is no room. */
 static int write_look(void)
 {
     struct rusage usage;
     int64_t delay, slices, on_cpu = thread_time();
     Room *here = own_room();
-    if (has_room(here, 2) != 1)
+    if (!has_room_for_look(here))
         return 0;
     if (!read_schedstat(on_cpu, &delay, &slices) || getrusage(RUSAGE_THREAD, &usage))
         return 1;

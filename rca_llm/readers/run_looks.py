@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rca_llm import intervals
+from rca_llm.faults import WORK_METRIC
 from rca_llm.probes import format as layout
 from rca_llm.readers import run_calls, run_states
 from rca_llm.readers.run_states import Looks
@@ -45,7 +46,8 @@ class Watched:
         """Append what threads did, from the looks at them and the calls that are known."""
         looks, strings = self._looks(), timeline.strings
         calls, locks = run_calls.spans(timeline), run_calls.spans(timeline, "gil")
-        known = run_states.Known(calls, locks, run_calls.edges(timeline), _throttled(timeline))
+        edges, throttled = run_calls.edges(timeline), _throttled(timeline)
+        known = run_states.Known(calls, locks, edges, throttled, _fault_work(timeline))
         timeline.add("states", run_states.states(looks, strings, known))
         timeline.add("ranges", run_states.faults(looks, strings, known))
         timeline.header.extra["threads"] = run_states.totals(looks)
@@ -58,6 +60,13 @@ class Watched:
             time, on_cpu, delay, faults, kernel, own = rows[:, np.argsort(rows[0], kind="stable")]
             looks[key] = Looks(time, on_cpu, delay, faults, kernel, own > 0)
         return looks
+
+
+def _fault_work(timeline: Timeline) -> int:
+    """CPU time of a page fault, ns, as the launcher measured it; 0 where it had no reason to."""
+    samples = timeline["samples"]
+    told = samples["value"][samples["metric"] == timeline.strings.find(WORK_METRIC)]
+    return int(told[-1]) if len(told) else 0
 
 
 def _throttled(timeline: Timeline) -> run_states.Spans:

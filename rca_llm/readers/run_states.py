@@ -4,9 +4,9 @@ The kernel's schedstat says how long a thread has run and how long it was ready 
 processor, not when. A thread that begins or ends a span runs at that instant, so what was counted
 between two looks is shared out evenly among the pieces between such instants, and in each the order
 is an estimate: first the wait, then the run, then neither. Where looks are at most `FINE_NS` apart
-an instant is wrong by no more than that, and where the thread itself looked at both ends the sums
-are exact; where others are further apart states are kept only where together they fill nearly all
-of the time between them, and waits where they fill half of it.
+an instant is wrong by no more than that, and between looks of the thread itself the sums are exact;
+where others are further apart states are kept only where together they fill nearly all of the time
+between them, and waits where they fill half of it.
 
 System calls that the interposer timed are no estimate. They keep their time, and what was counted
 is laid into the time that they leave free: a thread that runs or waits inside of a call stays in
@@ -73,13 +73,15 @@ class Known:
 
     `calls` are the system calls of each thread, `locks` its waits for the GIL, which are among
     them, `edges` when its records begin and end, in order; `throttled` is when the quota of the
-    run's cgroups kept threads from running.
+    run's cgroups kept threads from running, `fault_work` the CPU time that a page fault takes at
+    least, ns, where that was measured.
     """
 
     calls: Mapping[Key, Spans] = field(default_factory=dict[Key, Spans])
     locks: Mapping[Key, Spans] = field(default_factory=dict[Key, Spans])
     edges: Mapping[Key, Ints] = field(default_factory=dict[Key, Ints])
     throttled: Spans = NO_SPANS
+    fault_work: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def faults(looks: Mapping[Key, Looks], strings: Strings, known: Known) -> Table:
     parts: list[Table] = []
     for key, found in looks.items():
         free = _Free(known.calls.get(key, NO_SPANS))
-        between = _between(found, free)
+        between = _between(found, free, known.fault_work)
         told = between.faulted >= SHORTEST_NS
         never = np.zeros(len(told), bool)
         laid = _laid(between, free.of(known.edges.get(key, NO_EDGES)), (never, never, told))
@@ -195,15 +197,15 @@ class _Free:
         return pieces.take(np.flatnonzero(intervals.at(calls, pieces.start) < 0))
 
 
-def _between(looks: Looks, free: _Free) -> _Between:
+def _between(looks: Looks, free: _Free, fault_work: int) -> _Between:
     on_cpu, delay = _up_to_date(looks.time, looks.on_cpu, looks.delay)
     begin = free.of(looks.time)
     span = np.diff(begin)
     ran = np.clip(np.diff(on_cpu), 0, span)
     delayed = np.maximum(np.diff(delay), 0)
     waited = np.minimum(delayed, span - ran)
-    pages = np.where(_fine(looks), _new_faults(looks.faults), 0)
-    worked = np.minimum(_fault_work(looks, pages), ran)
+    pages = np.where(_fine(looks), _new_faults(looks.faults, span - waited), 0)
+    worked = np.minimum(np.maximum(_fault_work(looks, pages), pages * fault_work), ran)
     blocked = np.minimum(span - ran - waited, pages * LONGEST_FAULT_NS)
     inside, waited = _settled(delayed - waited, waited, span - ran - blocked, looks.own)
     return _Between(begin[:-1], span, inside, waited, ran - worked, worked + blocked)
@@ -215,8 +217,7 @@ def _settled(inside: Ints, waited: Ints, room: Ints, own: Mask) -> tuple[Ints, I
     A wait is counted when it is over, so one that goes on over a look from outside shows too late,
     where it may find no room beside the calls. Its thread was in no call while there is room.
     """
-    part = np.cumsum(own[:-1])
-    known = (part > 0) & (part < part.max(initial=0) + own[-1:].sum())
+    part, known = np.cumsum(own[:-1]), _enclosed(own)
     room = np.where(known, room - waited, 0)
     excess, free = (intervals.sum_by(part, v, int(part.max(initial=0)) + 1) for v in (inside, room))
     moved = np.minimum(excess, free)
@@ -229,7 +230,8 @@ def _fault_work(looks: Looks, pages: Ints) -> Ints:
     """Time on the CPU that reading pages took between looks, ns: an estimate.
 
     The kernel counts its share of a thread's time by ticks of some milliseconds, which say nothing
-    of one stretch. What it counted in all stretches with faults is shared out by their faults.
+    of one stretch. What it counted in all stretches with faults is shared out by their faults. That
+    is too little where ticks wake others: then what a fault was measured to take is more.
     """
     known = np.flatnonzero(looks.faults >= 0)
     if len(known) < 2 or not pages.any():
@@ -262,18 +264,28 @@ def _latest(values: Ints) -> Ints:
     return np.asarray(np.maximum.accumulate(values[::-1])[::-1], np.int64)
 
 
-def _new_faults(pages: Ints) -> Ints:
-    """How many major faults came between two looks; those that did not say saw no new ones."""
+def _new_faults(pages: Ints, active: Ints) -> Ints:
+    """How many major faults came between two looks.
+
+    Between looks that said how many there were, they are shared out by the time in which the thread
+    did not wait for a CPU (`active`).
+    """
     said = np.flatnonzero(pages >= 0)
-    if not len(said):
+    if len(said) < 2:
         return np.zeros(max(len(pages) - 1, 0), np.int64)
-    last = said[np.maximum(np.searchsorted(said, np.arange(len(pages)), "right") - 1, 0)]
-    return np.clip(np.diff(pages[last]), 0, None)
+    grown = np.maximum(np.diff(pages[said]), 0)
+    sums = np.concatenate([[0], np.cumsum(active)])
+    every = np.arange(len(pages))
+    row = np.clip(np.searchsorted(said, every, "right") - 1, 0, len(grown) - 1)
+    first, length = sums[said[row]], (sums[said[row + 1]] - sums[said[row]])
+    share = np.clip((sums - first) / np.maximum(length, 1), 0.0, 1.0)
+    total = np.concatenate([[0], np.cumsum(grown)])[row] + (grown[row] * share).astype(np.int64)
+    return np.asarray(np.diff(total), np.int64)
 
 
 def _thread(key: Key, looks: Looks, strings: Strings, known: Known) -> dict[str, Ints]:
     free = _Free(known.calls.get(key, NO_SPANS))
-    between = _between(looks, free)
+    between = _between(looks, free, known.fault_work)
     waits, runs = _kept(looks, between)
     edges = free.of(known.edges.get(key, NO_EDGES))
     placed = free.placed(_laid(between, edges, (waits, runs, np.zeros(len(waits), bool))))
@@ -354,8 +366,13 @@ def _laid(between: _Between, edges: Ints, told: tuple[Mask, Mask, Mask]) -> Piec
 
 def _fine(looks: Looks) -> Mask:
     """The stretches in which an instant can be told: short ones, and those of one step."""
-    short = np.diff(looks.time) <= FINE_NS
-    return np.asarray(short | (looks.own[:-1] & looks.own[1:]))
+    return np.asarray((np.diff(looks.time) <= FINE_NS) | _enclosed(looks.own))
+
+
+def _enclosed(own: Mask) -> Mask:
+    """The stretches with a look of the thread itself on either side, near or far."""
+    before = np.cumsum(own)
+    return np.asarray((before[:-1] > 0) & (before[:-1] < before[-1:]))
 
 
 def _in_locks(looks: Looks, between: _Between, locks: Spans) -> Pieces:
