@@ -125,10 +125,10 @@ def _end_of_payloads(data: bytes) -> int:
 
     body = memoryview(data)[layout.HEADER_BYTES :]
     count = len(body) // layout.CELL_BYTES
-    words = np.frombuffer(body, "<i8", count * 4).reshape(count, 4)
-    kinds = [layout.tag(kind) for kind in (layout.NAME, layout.BUFFER)]
-    places = np.flatnonzero(np.isin(words[:, 3] >> 32, kinds))
-    sizes = words[places, 1]
+    cells = np.frombuffer(body, np.dtype(list(layout.CELL_FIELDS)), count)
+    kinds = [cells["tag"] == layout.tag(kind) for kind in (layout.NAME, layout.BUFFER)]
+    places = np.flatnonzero(kinds[0] | kinds[1])
+    sizes = cells["b"][places]
     inside = (sizes > 0) & (sizes <= (count - 1 - places) * layout.CELL_BYTES)
     ends = (places[inside] + 1) * layout.CELL_BYTES + sizes[inside]
     return layout.HEADER_BYTES + int(ends.max(initial=0))
