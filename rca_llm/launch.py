@@ -11,11 +11,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rca_llm import __version__, child, redact, stacks
+from rca_llm import __version__, child, elf, redact, stacks
 from rca_llm import run as runs
 from rca_llm.counting import READY, Counting
 from rca_llm.errors import RcaError, one_line
@@ -181,6 +181,16 @@ def _preload(env: dict[str, str]) -> None:
         env["LD_PRELOAD"] = f"{others}:{library}" if others else str(library)
 
 
+def _without_preload(command: Sequence[str], options: Options, env: Mapping[str, str]) -> Options:
+    """The options, with `io` off and a line where the interposer would harm the command."""
+    library = preload_library() if options.io == "on" else None
+    reason = None if library is None else elf.why_not(command[0], library, env)
+    if reason is None:
+        return options
+    say(f"{reason}: nothing is preloaded (as --io off)")
+    return replace(options, io="off")
+
+
 def _traced(
     command: Sequence[str],
     options: Options,
@@ -188,6 +198,7 @@ def _traced(
     base: Mapping[str, str],
     mask: set[signal.Signals],
 ) -> int:
+    options = _without_preload(command, options, base)
     began = recorder.anchor()
     pid = child.start(command, environment(base, run, options), mask)
     manifest = _manifest(command, options, pid, began)
