@@ -235,6 +235,18 @@ def test_eager_steps_that_graphs_would_not_help(batch: int, ns: int) -> None:
     assert "R04" not in ids(mixed(batch, ns).summary())
 
 
+def test_eager_steps_are_told_by_their_own_launches_where_the_next_is_scheduled_ahead() -> None:
+    """Its worker's spans say which step launches, since the next one has begun by then."""
+    scene = mixed(12, 40 * MS)
+    for number, row in enumerate(scene.rows["steps"]):
+        scene.span("compute", row["start"], row["start"] + 1 * MS, name="execute", step=number)
+        row["start"] = max(row["start"] - 12 * MS, 0)
+        del row["mode"]
+    found = hint(scene.summary(), "R04")
+    assert found["evidence"]["smallest_eager_batch"] == 12
+    assert found["evidence"]["largest_graph_batch"] == 8
+
+
 @pytest.mark.parametrize(("length", "fires"), [(6 * MS, True), (4 * MS, False)])
 def test_compilation_inside_a_request(length: int, fires: bool) -> None:
     scene = Scene()

@@ -1,6 +1,6 @@
 /* The rows that the collector writes: payloads of BUFFER cells, many rows of one kind in each.
  * The cell's `c` is the kind of row, `d` the bytes of one row (so that rows may grow at their end).
- * Names are NAME ids of the segment. rca_llm/readers/cupti.py reads them by the same layout. */
+ * Names are NAME ids of the segment. readers/cupti_rows.py reads them by the same layout. */
 #ifndef RCA_ROWS_H
 #define RCA_ROWS_H
 

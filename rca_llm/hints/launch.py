@@ -301,10 +301,9 @@ def _modes(member: Member) -> Array:
     steps = recording.steps
     told = [recording.timeline.text(int(code)) for code in steps.mode]
     rows = launches_of(member)
-    starts = recording.timeline["api"]["start"][rows]
-    place = np.searchsorted(steps.start[partition.steps], starts, "right") - 1
-    owner = partition.steps[place[place >= 0]]
-    graph = recording.calls[rows[place >= 0]] == GRAPH_LAUNCH
+    owner = partition.work.of_call[rows]
+    rows, owner = rows[owner >= 0], owner[owner >= 0]
+    graph = recording.calls[rows] == GRAPH_LAUNCH
     every = np.bincount(owner, minlength=len(steps))
     graphs = np.bincount(owner[graph], minlength=len(steps))
     seen = np.where(every == 0, "", np.where(graphs > 0, "graph", "eager"))
