@@ -6,21 +6,26 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rca_llm.readers.run_states import FINE_NS, SHORTEST_NS, Looks, states
+from rca_llm.readers.run_states import FINE_NS, SHORTEST_NS, Known, Looks, faults, states
 from rca_llm.table import Strings, Table
 
 _MS = 1_000_000
 
 
-def _states(*looks: tuple[int, int, int]) -> tuple[Table, Strings]:
+def _looks(*looks: tuple[int, int, int], own: bool = False) -> dict[tuple[int, int], Looks]:
+    rows = np.array(looks, np.int64)
+    time, on_cpu, delay = rows[:, 0], rows[:, 1], rows[:, 2]
+    unsaid = np.full(len(time), -1)
+    return {(1, 2): Looks(time, on_cpu, delay, unsaid, unsaid, np.full(len(time), own))}
+
+
+def _states(*looks: tuple[int, int, int], known: Known | None = None) -> tuple[Table, Strings]:
     strings = Strings()
-    time, on_cpu, delay = np.array(looks, np.int64).T
-    unsaid, outside = np.full(len(time), -1), np.zeros(len(time), bool)
-    return states({(1, 2): Looks(time, on_cpu, delay, unsaid, unsaid, outside)}, strings), strings
+    return states(_looks(*looks, own=known is not None), strings, known), strings
 
 
-def _rows(*looks: tuple[int, int, int]) -> list[tuple[str, int, int]]:
-    table, strings = _states(*looks)
+def _rows(*looks: tuple[int, int, int], known: Known | None = None) -> list[tuple[str, int, int]]:
+    table, strings = _states(*looks, known=known)
     texts = [strings[code] for code in table["state"].tolist()]
     return list(zip(texts, table["start"].tolist(), table["end"].tolist(), strict=True))
 
@@ -35,6 +40,59 @@ def test_a_wait_comes_before_a_run() -> None:
 def test_looks_far_apart_say_only_what_fills_the_time() -> None:
     assert _rows((0, 0, 0), (200 * _MS, 100 * _MS, 20 * _MS)) == []
     assert _rows((0, 0, 0), (200 * _MS, 190 * _MS, 0)) == [("running", 0, 190 * _MS)]
+
+
+def _spans(*edges: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.array(edges[::2], np.int64) * _MS, np.array(edges[1::2], np.int64) * _MS
+
+
+def test_a_span_inside_a_wait_takes_its_share_of_it() -> None:
+    edges = {(1, 2): np.array([0, 40 * _MS, 80 * _MS])}
+    looks = (0, 0, 0), (100 * _MS, 10 * _MS, 90 * _MS)
+    assert _rows(*looks, known=Known(edges=edges)) == [
+        ("runnable", 0, 36 * _MS),
+        ("running", 36 * _MS, 40 * _MS),
+        ("runnable", 40 * _MS, 76 * _MS),
+        ("running", 76 * _MS, 80 * _MS),
+        ("runnable", 80 * _MS, 98 * _MS),
+        ("running", 98 * _MS, 100 * _MS),
+    ]
+
+
+def test_the_end_of_a_wait_for_the_lock_is_a_wait_for_a_cpu_where_it_fits_nowhere_else() -> None:
+    waits = {(1, 2): _spans(2, 10)}
+    known = Known(calls=waits, locks=waits)
+    assert _rows((0, 0, 0), (10 * _MS, 2 * _MS, 3 * _MS), known=known) == [
+        ("running", 0, 2 * _MS),
+        ("runnable", 7 * _MS, 10 * _MS),
+    ]
+    assert _rows((0, 0, 0), (10 * _MS, 2 * _MS, 3 * _MS), known=Known(calls=waits)) == [
+        ("running", 0, 2 * _MS)
+    ]
+
+
+def test_a_wait_over_a_look_from_outside_is_put_where_there_is_room() -> None:
+    waits = {(1, 2): _spans(10, 18)}
+    (looks,) = _looks((0, 0, 0), (8 * _MS, 2 * _MS, 0), (18 * _MS, 2 * _MS, 9 * _MS)).values()
+    looks = looks._replace(own=np.array([True, False, True]))
+    table = states({(1, 2): looks}, Strings(), Known(calls=waits, locks=waits))
+    start, end = table["start"].tolist(), table["end"].tolist()
+    assert (min(start), max(end)) == (0, 18 * _MS)
+    # Six of the nine fit before the look and two behind it: one was in the wait for the lock.
+    in_lock = [b - a for a, b in zip(start, end, strict=True) if a >= 10 * _MS]
+    assert in_lock == [1 * _MS]
+
+
+def test_faults_cost_what_was_measured_where_ticks_saw_less() -> None:
+    (looks,) = _looks((0, 0, 0), (10 * _MS, 6 * _MS, 0)).values()
+    looks = looks._replace(faults=np.array([0, 50]), kernel=np.array([0, 1000]))
+    lengths = [
+        int((table["end"] - table["start"]).sum())
+        for work in (0, 40_000)
+        for table in [faults({(1, 2): looks}, Strings(), Known(fault_work=work))]
+    ]
+    # Blocked for 4 ms; at work for the 1 ms that was counted, or for 50 times 40 µs.
+    assert lengths == [5 * _MS, 6 * _MS]
 
 
 def test_counters_that_step_back_give_nothing() -> None:
