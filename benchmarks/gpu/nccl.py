@@ -94,6 +94,16 @@ def _short(found: Any) -> Any:
     return shown
 
 
+def importing() -> dict[str, str]:
+    """The environment in which a program imports this tree's package."""
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+
+
+def how(done: dict[str, Any]) -> dict[str, Any]:
+    """How a command went, without all that it said."""
+    return {key: done[key] for key in ("status", "wall_s", "said")}
+
+
 def worker(
     session: Session, scenario: str, truth: Path, *options: str, ranks: int = 0
 ) -> list[str]:
@@ -112,21 +122,9 @@ def record(
 ) -> tuple[Path, Path, dict[str, Any]]:  # fmt: skip
     """A scenario under `rca-llm trace`: the run, the truth and how it went."""
     truth, run = session.folder(f"{name}.truth"), session.work / f"{name}.rca"
-    trace = [
-        sys.executable,
-        "-m",
-        "rca_llm",
-        "trace",
-        "--gpu",
-        gpu,
-        "-o",
-        str(run),
-        "--force",
-        "--",
-    ]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [*trace, *worker(session, scenario, truth, *options, ranks=ranks)]
-    done = session.run(command, env | {"PYTHONPATH": path}, session.arguments.limit)
+    trace = [sys.executable, "-m", "rca_llm", "trace", "--gpu", gpu, "-o", str(run), "--force"]
+    command = [*trace, "--", *worker(session, scenario, truth, *options, ranks=ranks)]
+    done = session.run(command, env | importing(), session.arguments.limit)
     return run, truth, done
 
 
@@ -197,7 +195,7 @@ def scenario(name: str, gpu: str = "full") -> Callable[[Session], None]:
         largest = ["--largest", str(session.arguments.largest)] if name == "sizes" else []
         run, truth, done = record(session, name, name, env, *largest, gpu=gpu)
         bytes_ = pack(session, name, [run, truth]) if run.exists() else 0
-        found = {"run": {key: done[key] for key in ("status", "wall_s", "said")}, "bytes": bytes_}
+        found = {"run": how(done), "bytes": bytes_}
         session.keep(name, found)
         expected = [f"--expect={k.removeprefix('NCCL_')}={v.upper()}" for k, v in env.items()]
         session.keep(name, found | {"check": check(session, name, truth, [run], *expected)})
@@ -208,10 +206,10 @@ def scenario(name: str, gpu: str = "full") -> Callable[[Session], None]:
 def kineto(session: Session) -> None:
     """The decoder under torch.profiler, a file a rank."""
     truth = session.folder("kineto.truth")
-    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = session.run(worker(session, "tp", truth, "--profiler"), path, session.arguments.limit)
+    command = worker(session, "tp", truth, "--profiler")
+    done = session.run(command, importing(), session.arguments.limit)
     bytes_ = pack(session, "kineto", [truth])
-    found = {"run": {key: done[key] for key in ("status", "wall_s", "said")}, "bytes": bytes_}
+    found = {"run": how(done), "bytes": bytes_}
     session.keep("kineto", found)
     files = sorted(truth.glob("kineto-*.json"))
     session.keep("kineto", found | {"check": check(session, "tp-names", truth, files)})
@@ -227,9 +225,9 @@ def nsys(session: Session) -> None:
     report = session.folder("nsys") / "ranks"
     command = [str(program), "profile", "-t", "cuda,nvtx", "--cuda-graph-trace=node", "-s", "none"]
     command += ["--cpuctxsw=none", "-o", str(report), "-f", "true"]
-    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = session.run([*command, *worker(session, "tp", truth)], path, session.arguments.limit)
-    found = {"run": {key: done[key] for key in ("status", "wall_s", "said")}}
+    command += worker(session, "tp", truth)
+    done = session.run(command, importing(), session.arguments.limit)
+    found = {"run": how(done)}
     session.keep("nsys", found)
     database = export(session, program, report)
     if not database.exists():
@@ -323,7 +321,7 @@ def _forget_texts(database: sqlite3.Connection) -> None:
 def channels(session: Session) -> None:
     """The decoder with the work of single channels, which costs a host call in every plan."""
     run, truth, done = record(session, "channels", "tp", {"RCA_LLM_NCCL": "channels"})
-    found: dict[str, Any] = {"run": {key: done[key] for key in ("status", "wall_s", "said")}}
+    found: dict[str, Any] = {"run": how(done)}
     found["bytes"] = pack(session, "channels", [run, truth])
     session.keep("channels", found)
     session.keep("channels", found | {"check": check(session, "tp", truth, [run])})
@@ -335,7 +333,7 @@ def one(name: str, work: str, *options: str) -> Callable[[Session], None]:
     def stage(session: Session) -> None:
         run, truth, done = record(session, name, work, {}, *options, ranks=1)
         bytes_ = pack(session, name, [run, truth]) if run.exists() else 0
-        found = {"run": {key: done[key] for key in ("status", "wall_s", "said")}, "bytes": bytes_}
+        found = {"run": how(done), "bytes": bytes_}
         session.keep(name, found | {"check": check(session, "one", truth, [run])})
 
     return stage
@@ -349,9 +347,8 @@ def shared(session: Session) -> None:
         "NCCL_MULTI_RANK_GPU_ENABLE": {"NCCL_MULTI_RANK_GPU_ENABLE": "1"},
     }.items():
         truth = session.folder("shared.truth")
-        path = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         command = worker(session, "sizes", truth, "--share-device", "--largest", "1024", ranks=2)
-        done = session.run(command, path | env | {"NCCL_DEBUG": "WARN"}, 40)
+        done = session.run(command, importing() | env | {"NCCL_DEBUG": "WARN"}, 40)
         lines = [line for line in done["all"].splitlines() if "uplicate GPU" in line]
         found[name] = {"status": done["status"], "wall_s": done["wall_s"], "said": lines[:2]}
         session.keep("shared", found)
