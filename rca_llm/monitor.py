@@ -5,8 +5,8 @@ attributes them as a report would. The figures become Prometheus metrics. Where 
 of the finished requests exceeds an objective, the window is saved as a trace, once for each time
 that the objective is broken.
 
-A look reads the whole run again, so that its cost grows with the run: `rca-llm trace --max-size`
-bounds both. The recording itself is not trimmed.
+A look reads on from where the window begins (`readers/run_window.py`), so that its cost does not
+grow with the run. The recording itself is not trimmed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from rca_llm.errors import RcaError, UnreadableInput
 from rca_llm.inject.windows import between
 from rca_llm.readers import load
+from rca_llm.readers.run_window import Window
 from rca_llm.run import Run
 from rca_llm.table import UNKNOWN
 from rca_llm.trace import Trace
@@ -76,8 +77,13 @@ class Monitor:
     breaches: dict[str, int] = field(default_factory=dict[str, int])
     broken: set[str] = field(default_factory=set[str])
     looks: int = 0
+    records: Window = field(init=False)
     text: str = ""
     """The metrics of the latest look, in Prometheus' format."""
+
+    def __post_init__(self) -> None:
+        """Begin at the start of the run."""
+        self.records = Window(self.run)
 
     def look(self) -> None:
         """Read the run as far as it is there, and bring the metrics up to date."""
@@ -85,7 +91,7 @@ class Monitor:
         self.looks += 1
         summary, measured = None, dict[str, "int | None"]()
         try:
-            window = last(load(self.run), self.window_ns)
+            window = self.stretch()
             summary = window.attribute().summary
         except UnreadableInput:
             window = None  # nothing was recorded yet
@@ -93,6 +99,16 @@ class Monitor:
             measured = {one.name: one.measured(summary["requests"]) for one in self.objectives}
             self._judge(window, measured)
         self.text = self._metrics(summary, measured, time.perf_counter() - began)
+
+    def stretch(self) -> Trace:
+        """The last stretch of the run; of one without segments, of its tables."""
+        if not Run(self.run).segments.is_dir():
+            return last(load(self.run), self.window_ns)
+        whole = self.records.read()
+        latest = _latest(whole)
+        if latest != UNKNOWN:
+            self.records.forget(latest - self.window_ns)
+        return last(whole, self.window_ns)
 
     def _judge(self, window: Trace, measured: Mapping[str, int | None]) -> None:
         """Note what is broken now, and keep the window where something newly is."""
@@ -134,6 +150,11 @@ class Monitor:
 
         yield Family("rca_llm_monitor_looks", "Times the run was read.", [({}, self.looks)])
         yield Family(
+            "rca_llm_monitor_look_records",
+            "Records that the last look read.",
+            [({}, self.records.cells)],
+        )
+        yield Family(
             "rca_llm_monitor_look_seconds", "Time that the last look took.", [({}, seconds)]
         )
         yield Family(
@@ -165,7 +186,13 @@ class Monitor:
 
 def last(trace: Trace, window_ns: int) -> Trace:
     """What began in the last stretch of a trace, up to its latest record."""
-    latest = max(
+    latest = _latest(trace)
+    return between(trace, latest - window_ns, latest + 1) if latest != UNKNOWN else trace
+
+
+def _latest(trace: Trace) -> int:
+    """The latest time of any record, `UNKNOWN` where there is none."""
+    return max(
         (
             int(table[column].max())
             for line in trace.timelines
@@ -175,4 +202,3 @@ def last(trace: Trace, window_ns: int) -> Trace:
         ),
         default=UNKNOWN,
     )
-    return between(trace, latest - window_ns, latest + 1) if latest != UNKNOWN else trace

@@ -84,16 +84,21 @@ def _saved(found: Source) -> Timeline | None:
 def read_segments(found: Source) -> Timeline:
     """What the segments of a run hold; `UnreadableInput` where that is nothing."""
     folder = os.path.join(found.path, layout.SEGMENTS_NAME)
-    manifest = _manifest(found.path)
     timeline = Timeline(Input(found.path, "run", tool="rca-llm", tool_version=__version__))
-    segments = list(_segments(timeline, folder))
+    return assembled(timeline, found.path, list(_segments(timeline, folder)))
+
+
+def assembled(timeline: Timeline, path: str, segments: list[Segment]) -> Timeline:
+    """The timeline filled with what segments of a run hold, and what stands beside them."""
     run_aliases.rename(segments)
     run_tables.fill(timeline, segments)
-    run_stacks.add(timeline, found.path)
-    run_header.describe(timeline, segments, manifest)
+    run_stacks.add(timeline, path)
+    run_header.describe(timeline, segments, _manifest(path))
     events = sum(len(table) for table in timeline.tables.values())
     if not events:
-        raise UnreadableInput(f"{folder}: byte 0: expected segments with records; found none")
+        raise UnreadableInput(
+            f"{path}/{layout.SEGMENTS_NAME}: byte 0: expected segments with records; found none"
+        )
     timeline.input = replace(timeline.input, rank=timeline.header.rank, events=events)
     return timeline
 
