@@ -10,10 +10,9 @@ import numpy as np
 from rca_llm import intervals
 from rca_llm.attribute.collectives import Collective
 from rca_llm.attribute.host import within
-from rca_llm.attribute.partition import RankPartition, Recording, Segments
+from rca_llm.attribute.job import Member
+from rca_llm.attribute.partition import Segments
 from rca_llm.intervals import Pieces
-
-Member = tuple[Recording, RankPartition]
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,13 @@ import numpy as np
 
 from rca_llm import intervals
 from rca_llm.attribute import host
+from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import RankPartition, Recording
 from rca_llm.attribute.parts import CLASS_OF, CLASSES, PARTS
 from rca_llm.intervals import Pieces
 from rca_llm.summary.ranges import marked
 from rca_llm.table import Ints
-
-Member = tuple[Recording, RankPartition]
 
 MOST_ROWS = 100
 STACK = "stack"

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from rca_llm import intervals
+from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import RankPartition, Recording
 from rca_llm.attribute.parts import CODE, NO_PART, PARTS
 from rca_llm.intervals import Pieces
 from rca_llm.table import known
-
-Member = tuple[Recording, RankPartition]
 
 PHASES = {
     "read": ("io.file",),

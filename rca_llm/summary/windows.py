@@ -8,13 +8,12 @@ import numpy as np
 
 from rca_llm import intervals
 from rca_llm.attribute.codes import GRAPH_LAUNCH, LAUNCH
+from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
-from rca_llm.attribute.partition import RankPartition, Recording
+from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import PARTS, named, shares, shares_of_all
 from rca_llm.table import UNKNOWN, Ints, Mask, optional
 from rca_llm.trace import KERNEL, SYSTEM_DOMAINS
-
-Member = tuple[Recording, RankPartition]
 
 
 def step_rows(ranks: list[Member]) -> list[dict[str, Any]]:
