@@ -63,10 +63,13 @@ class Watched:
 
 
 def _fault_work(timeline: Timeline) -> int:
-    """CPU time of a page fault, ns, as the launcher measured it; 0 where it had no reason to."""
+    """CPU time of a page fault, ns, as the launcher measured it; 0 where it had no reason to.
+
+    A second at the most: what a damaged file claims may be any number.
+    """
     samples = timeline["samples"]
     told = samples["value"][samples["metric"] == timeline.strings.find(WORK_METRIC)]
-    return int(told[-1]) if len(told) else 0
+    return int(np.clip(told[-1], 0, 10**9)) if len(told) else 0
 
 
 def _throttled(timeline: Timeline) -> run_states.Spans:

@@ -197,6 +197,8 @@ class _Reading:
 
     def _samples(self, segment: Segment, codes: Codes) -> None:
         cells, places = segment.cells, segment.of(layout.SAMPLE)
+        value = np.ascontiguousarray(cells["b"][places]).view(np.float64)
+        places, value = places[np.isfinite(value)], value[np.isfinite(value)]  # others are damage
         subject, of = cells["e"][places], cells["d"][places].astype(np.int64)
         self.timeline.add(
             "samples",
@@ -207,7 +209,7 @@ class _Reading:
                     "metric": coded(codes, cells["c"][places]),
                     "device": np.where(subject == _DEVICE, of, -1),
                     "process": np.where(subject == _PROCESS, of, UNKNOWN),
-                    "value": np.ascontiguousarray(cells["b"][places]).view(np.float64),
+                    "value": value,
                 },
             ),
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from rca_llm import readers
 from rca_llm.errors import RcaError
 from tests.native.conftest import Traced
+from tests.traced import trace_code
 
 MUTATIONS = 500 if os.environ.get("RCA_LLM_SLOW") else 60
 ACTIVITY = ("init", "device", "kernels:60", "nodes:5", "copies", "memset", "sync", "nvtx", "flush")
@@ -44,6 +47,13 @@ def move(numbers: random.Random, data: bytearray) -> None:
     data[target : target + 64] = data[source : source + 64]
 
 
+def number(numbers: random.Random, data: bytearray) -> None:
+    """Put an odd number, whole or not, into a field of 8 bytes."""
+    at = numbers.randrange(512, len(data) - 32, 32) + numbers.choice((0, 8))
+    odd = (struct.pack("<d", value) for value in (math.nan, math.inf, -1e300, 1e300))
+    data[at : at + 8] = numbers.choice((*odd, bytes(8), b"\xff" * 8, b"\xff" * 7 + b"\x7f"))
+
+
 def swell(numbers: random.Random, data: bytearray) -> None:
     """Claim another size in a cell's number."""
     at = numbers.randrange(512, len(data) - 32, 32)
@@ -51,22 +61,61 @@ def swell(numbers: random.Random, data: bytearray) -> None:
     data[at + 8 : at + 16] = value.to_bytes(8, "little", signed=True)
 
 
-@pytest.mark.parametrize("damage", [flip, overwrite, cut, move, swell])
+DAMAGES = (flip, overwrite, cut, move, number, swell)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files_never_break_the_reader(app: Traced, damage: Damage) -> None:
     assert app(*ACTIVITY).returncode == 0
-    files = sorted((app.run / "segments").glob("*.seg"))
-    whole = {path: path.read_bytes().rstrip(b"\0") + bytes(64) for path in files}
+    _damage(app.run, damage)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files_of_python_and_the_launcher_never_break_the_reader(
+    recorded: Path, damage: Damage
+) -> None:
+    _damage(recorded, damage)
+
+
+_PROGRAM = """
+import gc
+from rca_llm import record, request, span, step
+for i in range(20):
+    with request(f"r{i}") as r:
+        r.arrival()
+        with step(i, {f"r{i}": ("prefill", 5)}), span("x", "file", bytes=1, path="/p"):
+            open("/proc/self/stat").read()
+            record("m", value=2.5, number=i)
+        r.first_token()
+        r.finish(3)
+gc.collect()
+"""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The segments of a traced Python program, its tables left out."""
+    done = trace_code(tmp_path_factory.mktemp("python"), _PROGRAM)
+    assert (done.status, done.stderr) == (0, "")
+    shutil.rmtree(done.run.tables)
+    return done.run.path
+
+
+def _damage(run: Path, damage: Damage) -> None:
+    """Damage the segments of a run again and again, one at a time, and read them."""
+    files = sorted((run / "segments").glob("*.seg"))
+    whole = {path: path.read_bytes() for path in files}
     numbers = random.Random(damage.__name__)
-    for number in range(MUTATIONS // 5):
+    for turn in range(MUTATIONS // len(DAMAGES)):
         path = numbers.choice(files)
-        data = bytearray(whole[path])
+        data = bytearray(whole[path].rstrip(b"\0") + bytes(64))
         damage(numbers, data)
         path.write_bytes(data)
         try:
-            readers.load(app.run)
+            readers.load(run)
         except RcaError as error:
             assert "\n" not in str(error)
         except Exception as error:
-            kept = Path(shutil.copytree(app.run, app.run.with_suffix(".failed")))
-            pytest.fail(f"{damage.__name__} {number}: {error!r}; kept in {kept}")
+            kept = Path(shutil.copytree(run, run.with_suffix(".failed")))
+            pytest.fail(f"{damage.__name__} {turn}: {error!r}; kept in {kept}")
         path.write_bytes(whole[path])
