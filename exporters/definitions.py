@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 CLASSES: Mapping[str, str] = {
-    "compute": "Kernels that calculate run on the device that holds the request up (or, on an "
-    "engine without a GPU, the model runs on the CPU).",
+    "compute": "The model runs: kernels on the GPU that holds the request up or, on an engine "
+    'without a GPU, the phases that it gives kind="compute" on the CPU.',
     "communication": "Collectives, peer and KV-cache transfers, waiting for other ranks in them, "
     "and serialisation, while no compute kernel runs.",
-    "io": "Copies between host and device, files, network, page faults and log writing, while "
+    "io": "Files, network, page faults, log writing and copies between host and GPU, while "
     "neither compute nor communication runs.",
     "scheduling": "Nothing computes, and neither communication nor IO is the reason: queue, host "
     "code, launches, synchronisation, preemption, garbage collection and the like.",
-    "unknown": "Time nobody may judge: the device was not traced, or its graph replays were not "
+    "unknown": "Time nobody may judge: the GPU was not traced, or its graph replays were not "
     "recorded. It is not idle time.",
 }
 """The five classes of the partition."""

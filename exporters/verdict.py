@@ -145,7 +145,8 @@ def _because(found: Judged) -> str:
 
 def details(summary: Summary) -> list[str]:
     """What goes with the headline: the latencies, and what fixing the first hint would save."""
-    return [text for text in (_latencies(summary), _unknown(summary), _first_hint(summary)) if text]
+    told = (_latencies(summary), _unknown(summary), _no_compute(summary), _first_hint(summary))
+    return [text for text in told if text]
 
 
 def _latencies(summary: Summary) -> str:
@@ -166,6 +167,17 @@ def _unknown(summary: Summary) -> str:
     if not share or max(found.shares, key=lambda name: found.shares[name]) == "unknown":
         return ""
     return f"{units.percent(share)} cannot be judged: {_because(found)}."
+
+
+def _no_compute(summary: Summary) -> str:
+    """What is missing where an engine without a GPU does not say when its model runs."""
+    marked = summary["devices"] or summary["shares"]["compute"] or not summary["totals"]["ranges"]
+    if marked or summary["shares"]["unknown"]:
+        return ""
+    return (
+        "No phase is marked as compute: without a GPU, give the spans in which the model runs"
+        ' kind="compute", else their time counts as scheduling.'
+    )
 
 
 def root_cause(summary: Summary, found: Judged, name: str) -> str:

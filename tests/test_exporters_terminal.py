@@ -9,8 +9,9 @@ from rca_llm.exporters import terminal, units
 from rca_llm.exporters.verdict import details, judged, whole
 from rca_llm.hints.model import Charge
 from rca_llm.report import Report
-from rca_llm.trace import merge
+from rca_llm.trace import Trace, merge
 from tests.sample_trace import Shape, trace
+from tests.scenes import Scene
 
 HOSTILE = "\x1b[31m\u202e[bold red]<script>"
 
@@ -105,3 +106,12 @@ def test_sums_over_requests_say_so() -> None:
 def test_a_title_says_over_how_many_requests_its_time_is_summed() -> None:
     assert Charge(3_000_000, 9, ("a", "b")).told == "3 ms summed over 2 requests"
     assert Charge(3_000_000, 9, ("a",)).told == Charge(3_000_000, 9).told == "3 ms"
+
+
+def test_an_engine_on_the_cpu_that_marks_no_compute_is_told_how() -> None:
+    scene = Scene()
+    scene.span(None, 0, 10_000_000, name="forward", domain="probe")
+    assert 'kind="compute"' in printed(Trace([scene.build()]).attribute(), 200)
+    scene.span("compute", 1_000_000, 9_000_000, name="model")
+    assert 'kind="compute"' not in printed(Trace([scene.build()]).attribute(), 200)
+    assert 'kind="compute"' not in printed(trace().attribute(), 200)  # a GPU tells by itself
