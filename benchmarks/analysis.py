@@ -6,6 +6,10 @@ files of 0.25, 1.08 and 4 million events (`.json.gz`), and an Nsight Systems SQL
 memory is the largest sum of the resident sets of the process and its children, sampled.
 
     python benchmarks/analysis.py --kineto TRACE.json.gz --nsys EXPORT.sqlite [--repeats N]
+    python benchmarks/analysis.py --hints [--repeats N]
+
+`--hints` measures only what hints and a replay cost on top of attribution (`hints.py`), on a made
+service of a million records, in this process.
 """
 
 from __future__ import annotations
@@ -262,12 +266,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kineto", type=Path, help="a recorded Kineto trace to repeat")
     parser.add_argument("--nsys", type=Path, help="a recorded Nsight Systems export to repeat")
+    parser.add_argument("--hints", action="store_true", help="hints and what-if alone")
     parser.add_argument("--events", type=int, nargs="*", default=EVENTS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the rows there too")
     arguments = parser.parse_args()
+    if arguments.hints:
+        import hints
+
+        print(hints.table(hints.service(1_000_000), arguments.repeats))
+        return
     if not (arguments.kineto or arguments.nsys):
-        parser.error("name a trace to repeat: --kineto FILE, --nsys FILE or both")
+        parser.error("name a trace to repeat: --kineto FILE, --nsys FILE or both; or --hints")
     folder = Path(tempfile.mkdtemp(prefix="rca-llm-bench-"))
     try:
         found = list(rows(arguments, folder))

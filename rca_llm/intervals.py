@@ -305,13 +305,27 @@ def sums_in(pieces: Pieces, start: Array, end: Array, labels: int) -> Ints:
     Returns an array of shape (windows, labels), ns; negative labels are left out.
     """
     sums = np.zeros((len(start), labels), np.int64)
+    if not len(start):
+        return sums
+    pieces = _near(pieces, int(np.min(start)), int(np.max(end)))
     duration = pieces.end - pieces.start
     for label in distinct(pieces.label[pieces.label >= 0]).tolist():
         mine = pieces.label == label
-        rows = Pieces(pieces.start[mine], pieces.end[mine], pieces.label[mine])
-        before = np.concatenate([[0], np.cumsum(duration[mine])])
+        if mine.all():
+            rows, lasting = pieces, duration
+        else:
+            rows = Pieces(pieces.start[mine], pieces.end[mine], pieces.label[mine])
+            lasting = duration[mine]
+        before = np.concatenate([[0], np.cumsum(lasting)])
         sums[:, label] = _until(rows, before, end) - _until(rows, before, start)
     return sums
+
+
+def _near(pieces: Pieces, low: int, high: int) -> Pieces:
+    """Those of some disjoint, ascending pieces that may lie in [low, high]."""
+    first = int(np.searchsorted(pieces.end, low, "left"))
+    last = max(int(np.searchsorted(pieces.start, high, "right")), first)
+    return Pieces(pieces.start[first:last], pieces.end[first:last], pieces.label[first:last])
 
 
 def _until(pieces: Pieces, before: Ints, times: Array) -> Ints:

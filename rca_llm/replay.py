@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -376,10 +377,10 @@ def _arrivals(job: Job, lives: Sequence[Life], threads: Sequence[Pieces]) -> lis
         mine = [(one, life) for one, life in own if one is not None]
         starts = np.sort(np.array([one.at for one, _ in mine], np.int64))
         ends = np.sort(np.array([int(life.pieces.end[-1]) for _, life in mine], np.int64))
-        for one, _ in mine:
+        free_since = _free_since(member, threads[number], np.array([one.at for one, _ in mine]))
+        for (one, _), free in zip(mine, free_since, strict=True):
             begun = int(np.searchsorted(starts, one.at, "left"))
             if begun <= int(np.searchsorted(ends, one.at, "right")):
-                free = _free_since(member, threads[number], one.at)
                 wait = Wait(number, free, one.at, NO_OP, sync=False, until=one.ready, work=one.text)
                 found.append(wait)
     return found
@@ -410,13 +411,17 @@ def admission(life: Life) -> Admission | None:
     return Admission(at, arrival + text, text)
 
 
-def _free_since(member: Member, thread: Pieces, at: int) -> int:
-    """From when on, up to an instant, a rank has nothing to do as far as anything tells."""
+def _free_since(member: Member, thread: Pieces, at: Ints) -> list[int]:
+    """From when on, up to each instant, a rank has nothing to do as far as anything tells."""
     recording, partition = member
-    done = int(_last_done(thread, np.array([at]))[0])
+    if not len(at):
+        return []
     ends = np.concatenate([partition.activity.end, recording.steps.end[partition.steps]])
-    before = ends[ends <= at]
-    return min(max(done, int(before.max(initial=partition.rank.start)), partition.rank.start), at)
+    ends = np.sort(np.append(ends, partition.rank.start))
+    last = ends[np.maximum(np.searchsorted(ends, at, "right") - 1, 0)]
+    free = np.maximum(np.maximum(_last_done(thread, at), last), partition.rank.start)
+    found: list[int] = np.minimum(free, at).tolist()
+    return found
 
 
 def rank_of(job: Job, life: Life) -> int | None:
@@ -444,14 +449,20 @@ class Change:
 
     def inside(self, start: Array, end: Array, base: int = 0) -> Floats:
         """The fraction of some intervals that changes; of an instant, whether it does."""
-        if self.within is None:
+        if self._pieces is None:
             return np.ones(len(start))
-        low, high = (edges - base for edges in self.within)
-        pieces = Pieces(low, high, np.zeros(len(low), np.int64))
-        common = intervals.sums_in(pieces, start, end, 1)[:, 0]
-        touched = intervals.at(pieces, start) >= 0
+        begin, stop = start + base, end + base
+        common = intervals.sums_in(self._pieces, begin, stop, 1)[:, 0]
+        touched = intervals.at(self._pieces, begin) >= 0
         length = np.asarray(end - start)
         return np.where(length > 0, common / np.maximum(length, 1), touched)
+
+    @cached_property
+    def _pieces(self) -> Pieces | None:
+        """Where the change is, as pieces."""
+        if self.within is None:
+            return None
+        return Pieces(*self.within, np.zeros(len(self.within[0]), np.int64))
 
     def factor(self, part: Array, start: Array, end: Array, base: int = 0) -> Floats:
         """The factor of some intervals, each of one part."""

@@ -195,7 +195,7 @@ def _judge(truth: dict[str, Any]) -> Row | None:
         detail = traceback.format_exc(limit=-3)
         return Row(
             *(truth["cause"], truth["magnitude"], truth["seed"], None, [], None, truth["share"]),
-            *([],),
+            *(list[str](),),
             note=f"analysis failed: {type(error).__name__}: {error} {detail}"[:500],
         )
 

@@ -35,6 +35,8 @@ class Counted:
 
 def counted(case: Case, metric: str, least: float, fewest: float) -> Iterator[Counted]:
     """The kernels of at least a fraction of the steps with enough samples of a counter."""
+    if not records.samples(case, metric):
+        return
     for shape, loss in heavy_shapes(case, least):
         gpu = shape.member[0].timeline["gpu"]
         device = int(gpu["device"][shape.rows[0]])

@@ -26,8 +26,9 @@ computed on, and what would disprove it. Confidence is *high* with direct eviden
 confidence say "possible". Hints come in the order of `saving_ns`: the latency that a replay of the
 dependency graph ([whatif.md](whatif.md)) saves without the cause, summed over the requests it
 touched (over the window where there are none). Where time follows from other causes (queueing,
-interference, preemption), and over several ranks, it is what the cause is charged with; unknown
-savings come last. A hint that another one explains claims no more than that.
+interference, preemption), and over several ranks whose collectives were not all recorded or that
+were analysed apart, it is what the cause is charged with; unknown savings come last. A hint that
+another one explains claims no more than that.
 
 Shares of steps are taken over steady steps: the first five and those that compile are left out,
 unless there are ten or fewer. Every threshold stands in `rca_llm/hints/thresholds.toml` with its

@@ -20,20 +20,29 @@ def replayed(found: Sequence[Found], case: Case) -> list[Found]:
     """The same hints, with what a replay without each would save.
 
     Where time follows from other causes (queueing, interference, preemption), where a rule knows
-    better, and over several ranks, whose waiting attribution already gives to the late one, the
-    saving stays what is charged.
+    better, and over several ranks whose collectives were not all recorded, so that nothing ties
+    them to each other, the saving stays what is charged.
     """
     wanted = sorted(
         (place for place, one in enumerate(found) if _removable(*one)),
         key=lambda place: -found[place][1].charge.ns,
     )[:MOST]
-    if not wanted or len(case.job.ranks) != 1:
+    if not wanted or not _tied(case):
         return list(found)
     graph = model_of(case.job, case.lives)
     return [
         (rule, _saves(hint, graph) if place in wanted else hint)
         for place, (rule, hint) in enumerate(found)
     ]
+
+
+def _tied(case: Case) -> bool:
+    """Whether a replay knows how the ranks wait for each other: by complete collectives."""
+    if len(case.job.ranks) == 1:
+        return True
+    held = {part.rank for one in case.job.collectives if one.complete for part in one.parts}
+    numbers = {partition.rank.number for _, partition in case.job.ranks}
+    return bool(numbers) and numbers <= held
 
 
 def _removable(rule: Rule, hint: Hint) -> bool:
