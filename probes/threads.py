@@ -1,34 +1,42 @@
-"""Carries the request of a scope into threads and thread pools that are started inside it."""
+"""Carries the request of a scope into threads and thread pools that are started inside it.
+
+What such a thread does until it is done with the request is a span of kind ``work``: it explains
+nothing by itself, but tells whose the thread's time is, whatever the program names or does not.
+"""
 
 from __future__ import annotations
 
 import sys
 
-from .span import request_id
+from .looks import look
+from .span import request_id, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
     from typing import Any
 
 _wrapped: set[str] = set()
 
 
 def follow() -> None:
-    """Wrap ``Thread.start`` and ``ThreadPoolExecutor.submit``, each once it is imported.
+    """Wrap what starts threads and gives work to pools, each once it is imported.
 
-    Imports neither: a program that never uses threads should not pay for them.
+    Imports nothing: a program that never uses threads should not pay for them. Pools that asyncio
+    uses (``to_thread``, ``run_in_executor``) are those of ``concurrent.futures``.
     """
-    if len(_wrapped) == 2:
+    if len(_wrapped) == len(_TARGETS):
         return
-    for module, name, wrap in _TARGETS:
+    for module, wrap in _TARGETS:
         loaded = sys.modules.get(module)
         if loaded is not None and module not in _wrapped:
             _wrapped.add(module)
-            wrap(getattr(loaded, name))
+            wrap(loaded)
 
 
-def _wrap_start(thread: type[Any]) -> None:
+def _wrap_start(threading: Any) -> None:
+    thread: type[Any] = threading.Thread
     start = thread.start
 
     def start_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -40,7 +48,8 @@ def _wrap_start(thread: type[Any]) -> None:
     _replace(thread, "start", start, start_in_scope)
 
 
-def _wrap_submit(pool: type[Any]) -> None:
+def _wrap_submit(pools: Any) -> None:
+    pool: type[Any] = pools.ThreadPoolExecutor
     submit = pool.submit
 
     def submit_in_scope(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -52,24 +61,54 @@ def _wrap_submit(pool: type[Any]) -> None:
     _replace(pool, "submit", submit, submit_in_scope)
 
 
+def _wrap_run_sync(to_thread: Any) -> None:
+    """anyio's own pool, in which Starlette and FastAPI run endpoints that are no coroutines."""
+    run_sync = to_thread.run_sync
+
+    def run_sync_in_scope(func: Any, *args: Any, **kwargs: Any) -> Any:
+        request = request_id.get()
+        if request is not None:
+            func = _inside(request, func)
+        return run_sync(func, *args, **kwargs)
+
+    _replace(to_thread, "run_sync", run_sync, run_sync_in_scope)
+
+
 def _inside(request: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         token = request_id.set(request)
+        look(False)
         try:
-            return function(*args, **kwargs)
+            with span("work of a request", "work"):
+                return function(*args, **kwargs)
+        except BaseException as error:
+            error.__traceback__ = beneath(error)
+            raise
         finally:
+            look(False)
             request_id.reset(token)
 
     return call
 
 
-def _replace(owner: type[Any], name: str, old: Any, new: Any) -> None:
+def beneath(error: BaseException) -> TracebackType | None:
+    """The traceback of an exception without its outermost frame: that of a wrapper of ours.
+
+    A wrapper that sets it and then raises anew (``raise`` alone) leaves no line in what the program
+    prints.
+    """
+    trace = error.__traceback__
+    return None if trace is None else trace.tb_next
+
+
+def _replace(owner: Any, name: str, old: Any, new: Any) -> None:
     new.__name__, new.__qualname__, new.__doc__ = old.__name__, old.__qualname__, old.__doc__
     new.__wrapped__ = old
     setattr(owner, name, new)
 
 
 _TARGETS = (
-    ("threading", "Thread", _wrap_start),
-    ("concurrent.futures.thread", "ThreadPoolExecutor", _wrap_submit),
+    ("threading", _wrap_start),
+    ("concurrent.futures.thread", _wrap_submit),
+    ("anyio.to_thread", _wrap_run_sync),
 )

@@ -15,9 +15,10 @@ import sys
 from _contextvars import ContextVar
 from itertools import count
 from time import perf_counter_ns
+from types import MethodType
 
 from ..span import request_id, watch_requests
-from ..threads import follow
+from ..threads import beneath, follow
 from . import emit
 from .guard import quiet
 from .patch import package_version
@@ -217,18 +218,30 @@ async def _serve(app: Any, scope: Any, receive: Any, send: Any, received: int, c
     """Call the application, and note what it receives and sends."""
     here = _open(scope, received, cycle)
     if here is None:
-        return await app(scope, receive, send)
+        try:
+            return await app(scope, receive, send)
+        except BaseException as error:
+            error.__traceback__ = beneath(error)
+            raise
     sending, receiving, end = quiet(here.sending), quiet(here.receiving), quiet(here.end)
 
     async def send_noted(message: Any) -> Any:
         began = perf_counter_ns()
-        result = await send(message)
+        try:
+            result = await send(message)
+        except BaseException as error:
+            error.__traceback__ = beneath(error)
+            raise
         sending(message, began)
         return result
 
     async def receive_noted() -> Any:
         began = perf_counter_ns()
-        message = await receive()
+        try:
+            message = await receive()
+        except BaseException as error:
+            error.__traceback__ = beneath(error)
+            raise
         receiving(message, began)
         return message
 
@@ -238,6 +251,9 @@ async def _serve(app: Any, scope: Any, receive: Any, send: Any, received: int, c
         result = await app(scope, receive_noted, send_noted)
         failed = False
         return result
+    except BaseException as error:
+        error.__traceback__ = beneath(error)
+        raise
     finally:
         _leave(tokens)
         end(failed)
@@ -263,7 +279,11 @@ def _run(run: Callable[..., Any]) -> Callable[..., Any]:
         received = getattr(self, RECEIVED, 0) or perf_counter_ns()
 
         async def noted(scope: Any, receive: Any, send: Any) -> Any:
-            return await _serve(app, scope, receive, send, received, self)
+            try:
+                return await _serve(app, scope, receive, send, received, self)
+            except BaseException as error:
+                error.__traceback__ = beneath(error)
+                raise
 
         return run(self, noted, *args, **kwargs)
 
@@ -274,10 +294,12 @@ def _application(application: Callable[..., Any]) -> Callable[..., Any]:
     """`Starlette.__call__`, for servers that are not known here."""
 
     async def call(self: Any, scope: Any, receive: Any, send: Any) -> Any:
-        async def app(scope: Any, receive: Any, send: Any) -> Any:
-            return await application(self, scope, receive, send)
-
-        return await _serve(app, scope, receive, send, perf_counter_ns(), None)
+        app = MethodType(application, self)
+        try:
+            return await _serve(app, scope, receive, send, perf_counter_ns(), None)
+        except BaseException as error:
+            error.__traceback__ = beneath(error)
+            raise
 
     return call
 

@@ -12,7 +12,7 @@ from rca_llm.attribute.links import Links, dense_threads
 from rca_llm.attribute.parts import CODE, NO_PART
 from rca_llm.attribute.ranks import Rank
 from rca_llm.intervals import Pieces
-from rca_llm.table import Array, Ints
+from rca_llm.table import UNKNOWN, Array, Ints, Mask
 from rca_llm.trace import Timeline
 
 _WORKING_DOMAINS = ("cpu_op", "python")
@@ -96,7 +96,17 @@ def _range_parts(timeline: Timeline, *, on_gpu: bool) -> Ints:
     parts = span_parts(timeline.strings, ranges["kind"], on_gpu=on_gpu)
     working: dict[str, int] = dict.fromkeys(_WORKING_DOMAINS, 1)
     plain = timeline.strings.lookup(working)[ranges["domain"]] == 1
-    return np.where((parts == NO_PART) & plain, CODE["scheduling.host"], parts)
+    parts = np.where((parts == NO_PART) & plain, CODE["scheduling.host"], parts)
+    return np.where(away(parts, ranges["thread"]), NO_PART, parts)
+
+
+def away(part: Ints, thread: Ints) -> Mask:
+    """Which host spans are no thread's: coroutines and generators, which mostly await something.
+
+    The thread runs others between their resumptions, and what it does is recorded for itself.
+    """
+    found: Mask = (part == CODE["scheduling.host"]) & (thread == UNKNOWN)
+    return found
 
 
 def main_thread(records: HostRecords, launches: Ints, processes: tuple[int, ...]) -> int:
@@ -222,6 +232,15 @@ def _running(records: HostRecords, thread: int) -> Pieces:
     mine = owner == thread
     begins, ends = intervals.union(start[mine], end[mine])
     return Pieces(begins, ends, np.full(len(begins), CODE["scheduling.host"], np.int64))
+
+
+def of_thread(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:
+    """What one thread did in disjoint, ascending gaps, as far as its own records tell."""
+    if not len(gaps[0]):
+        return intervals.EMPTY
+    layers = [_recorded(records, gaps, thread), _running(records, thread)]
+    pieces, _ = intervals.overlay(layers, int(gaps[0][0]), int(gaps[1][-1]))
+    return within(pieces.take(np.flatnonzero(pieces.label != NO_PART)), gaps)
 
 
 def within(pieces: Pieces, gaps: tuple[Ints, Ints]) -> Pieces:

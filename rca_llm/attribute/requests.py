@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -11,8 +11,10 @@ import numpy as np
 
 from rca_llm import intervals
 from rca_llm.attribute import steps as engine
+from rca_llm.attribute import touched
 from rca_llm.attribute.codes import span_parts
 from rca_llm.attribute.exchange import Exchange, exchange
+from rca_llm.attribute.host import away
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import RankPartition, Recording, Segments
 from rca_llm.attribute.parts import CODE, NO_PART, PARTS
@@ -230,7 +232,12 @@ def life(
     view = _cut_at(_covering(segments, begin, end), _turns(request))
     pieces = Pieces(view.start, view.end, _labels(request, view, steps, member, again))
     pieces, rows = _after_queue(request.arrival, begin, pieces, view.step)
+    if not member.any() and not recording.on_gpu:
+        found = touched.instead(recording, request.id, partition.rank.processes, begin, end)
+        pieces, rows = _told(pieces, rows, found)
     pieces, rows = _with_own_spans(pieces, recording, request, rows)
+    found = touched.own_threads(recording, request.id, request.arrival, end)
+    pieces, rows = _told(pieces, rows, found, [OTHER])
     return _life(recording, request, member, *_joined(pieces, rows))
 
 
@@ -366,17 +373,25 @@ def _with_own_spans(
 
     Returns the pieces and the step of each.
     """
-    own = _own_spans(recording, request.id)
-    rows = Pieces(pieces.start, pieces.end, np.arange(len(pieces)))
-    if not len(own) or not len(pieces):
+    return _told(pieces, step, _own_spans(recording, request.id), [QUEUE, OTHER])
+
+
+def _told(
+    pieces: Pieces, step: Ints, told: Pieces, over: Sequence[int] | None = None
+) -> tuple[Pieces, Ints]:
+    """Give pieces the parts that others tell, where theirs are among `over`; None: everywhere.
+
+    Returns the pieces and the step of each.
+    """
+    if not len(told) or not len(pieces):
         return pieces, step
-    rows = intervals.cut(rows, intervals.distinct(np.concatenate([own.start, own.end])))
-    found = intervals.at(own, rows.start)
+    rows = Pieces(pieces.start, pieces.end, np.arange(len(pieces)))
+    rows = intervals.cut(rows, intervals.distinct(np.concatenate([told.start, told.end])))
+    found = intervals.at(told, rows.start)
     label = pieces.label[rows.label]
-    open_time = among(label, [QUEUE, OTHER])
-    told = np.where(found >= 0, own.label[np.maximum(found, 0)], NO_PART)
-    part = np.where(open_time & (told != NO_PART), told, label)
-    return Pieces(rows.start, rows.end, part), step[rows.label]
+    part = np.where(found >= 0, told.label[np.maximum(found, 0)], NO_PART)
+    known = (part != NO_PART) & (True if over is None else among(label, [*over]))
+    return Pieces(rows.start, rows.end, np.where(known, part, label)), step[rows.label]
 
 
 def _own_spans(recording: Recording, id: str) -> Pieces:
@@ -384,7 +399,8 @@ def _own_spans(recording: Recording, id: str) -> Pieces:
     ranges, strings = recording.timeline["ranges"], recording.timeline.strings
     rows = recording.spans_of_request(strings.find(id))
     parts = span_parts(strings, ranges["kind"][rows], on_gpu=True)
-    rows, parts = rows[parts != NO_PART], parts[parts != NO_PART]
+    telling = (parts != NO_PART) & ~away(parts, ranges["thread"][rows])
+    rows, parts = rows[telling], parts[telling]
     return intervals.innermost_wins(ranges["start"][rows], ranges["end"][rows]).relabel(parts)
 
 

@@ -83,6 +83,16 @@ async def generate(request: Request) -> StreamingResponse:
     return StreamingResponse(pieces(asked["count"], asked["seconds"]), media_type="text/plain")
 
 
+@app.post("/sleeps-and-computes")
+def sleeps_and_computes() -> dict[str, bool]:
+    """An endpoint that is no coroutine: the server runs it in a thread of its pool."""
+    time.sleep(0.15)
+    ends = time.thread_time() + 0.15
+    while time.thread_time() < ends:
+        pass
+    return {"done": True}
+
+
 @app.get("/fails")
 async def fails() -> None:
     """An answer that says no."""
