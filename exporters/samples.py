@@ -61,6 +61,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "gpu.nvlink_tx_bytes_s": ("NVLink from the GPU", "Bytes a second, by counters."),
     "gpu.process_memory_bytes": ("GPU memory of processes", "Summed over the GPUs."),
     "gpu.process_sm": ("SMs kept busy by processes", "Summed over the GPUs; 1: all of one."),
+    "cpu.neighbour": ("CPUs of others", "CPUs that a process outside of the run kept busy."),
     "cpu.throttled_ns": ("CPU quota used up", "Share of the time the control group was throttled."),
     "pressure.cpu_some_ns": ("CPU pressure", "Share of the time some task waited for a CPU."),
     "pressure.cpu_full_ns": ("CPU pressure, all", "Share of the time all tasks waited for a CPU."),

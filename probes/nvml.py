@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import partial
 from importlib import import_module
 
+from .neighbours import name_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +84,7 @@ class Nvml:
         for metric, found in (("gpu.process_memory_bytes", memory), ("gpu.process_sm", busy)):
             for pid, value in found.items():
                 sink.process(metric, pid, float(value))
+                sink.neighbour(pid, name_of(pid))
 
     def _processes(self, handle: Any) -> list[Any]:
         return list(self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))

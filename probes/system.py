@@ -12,6 +12,7 @@ import struct
 from time import perf_counter_ns
 
 from . import format as layout
+from .neighbours import Neighbours
 from .quotas import Quotas
 from .recorder import Recorder, command_name, process_start
 from .watch import stat
@@ -27,6 +28,8 @@ else:
     except ImportError:
         from .watch import Watch, look
 
+# A thread that waited so long for a CPU in a second makes it worth looking who had it.
+WAITED_NS = 5_000_000
 # At most this many threads are followed closely; the others are looked at with every census.
 MAX_THREADS = 128
 _DEVICE, _PROCESS = layout.SUBJECTS.index("device"), layout.SUBJECTS.index("process")
@@ -38,6 +41,7 @@ class Sink:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self._told: dict[int, str] = {}
 
     def sample(self, metric: str, value: float, subject: int = _HOST, of: int = layout.ALL) -> None:
         """One value of ``metric`` now."""
@@ -52,6 +56,12 @@ class Sink:
     def process(self, metric: str, pid: int, value: float) -> None:
         """One value of a process."""
         self.sample(metric, value, _PROCESS, pid)
+
+    def neighbour(self, pid: int, name: str) -> None:
+        """The name of a process outside of the run, once."""
+        if name and self._told.get(pid) != name:
+            self._told[pid] = name
+            self.recorder.info("neighbour", name, 0, pid)
 
 
 class System:
@@ -74,6 +84,8 @@ class System:
         self._quotas = Quotas()
         self._quotas.watch(root)
         self._thread_names: dict[tuple[int, int], str] = {}
+        self._neighbours = Neighbours()
+        self._delays: dict[tuple[int, int], int] = {}
 
     def tick(self) -> None:
         """Read the threads that ran since the last census."""
@@ -207,6 +219,9 @@ class System:
         self._discover()
         for pid in self._found:
             self._measure(pid)
+        for pid, name, cpus in self._neighbours.look(self.starts, self._waiting()):
+            self.sink.process("cpu.neighbour", pid, cpus)
+            self.sink.neighbour(pid, name)
         if self._quotas:
             self._throttled()
         for resource in ("cpu", "memory", "io"):
@@ -215,6 +230,16 @@ class System:
         retransmits = _tcp_retransmits()
         if retransmits is not None:
             self.sink.sample("net.tcp_retransmits", float(retransmits))
+
+    def _waiting(self) -> list[int]:
+        """The threads that waited for a CPU since this was asked last."""
+        before = self._delays
+        self._delays = {key: thread.delay for key, thread in self._threads.items()}
+        return [
+            key[1]
+            for key, delay in self._delays.items()
+            if delay - before.get(key, delay) >= WAITED_NS
+        ]
 
     def close(self) -> None:
         """Read every thread once more and give all descriptors back."""

@@ -38,6 +38,11 @@ class Watch:
         self._seen = perf_counter_ns()
         self._descriptor = os.open(f"/proc/{pid}/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
+    @property
+    def delay(self) -> int:
+        """How long the thread was ready but without a CPU, ns, by the last look."""
+        return self._last[1]
+
     def __del__(self) -> None:
         descriptor = getattr(self, "_descriptor", -1)
         if descriptor >= 0:

@@ -284,6 +284,30 @@ def test_a_device_that_changes_hands() -> None:
     assert found["evidence"]["switches"] == 29
 
 
+def with_a_process_outside(share: float, *, ours: bool = True) -> Scene:
+    """An engine, with NVML's samples of its process and of one that is not traced."""
+    scene = Scene()
+    scene.serve(200)
+    scene.timeline.header.extra["neighbours"] = {"99": "other\x1b"}
+    for second in (1, 2):
+        scene.sample("gpu.process_sm", second * S, 0.4, process=1 if ours else 98)
+        scene.sample("gpu.process_sm", second * S, share, process=99)
+    return scene
+
+
+def test_a_process_outside_of_the_trace_is_named_without_a_price() -> None:
+    found = hint(with_a_process_outside(0.3).summary(), "R29")
+    assert "other\ufffd (process 99, outside the trace) kept 30" in found["title"]
+    assert found["confidence"] == "low"
+    assert found["saving_ns"] is None
+    assert found["evidence"]["outside_sm"] == pytest.approx(0.3)
+
+
+def test_ids_of_another_container_accuse_nobody() -> None:
+    assert "R29" not in ids(with_a_process_outside(0.3, ours=False).summary())
+    assert "R29" not in ids(with_a_process_outside(0.01).summary())
+
+
 def test_a_slice_of_a_device_is_told() -> None:
     scene = Scene()
     scene.serve()

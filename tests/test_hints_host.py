@@ -63,12 +63,17 @@ def test_run_queue_delay_from_a_fifth_of_the_steps(waiting: int, fires: bool) ->
         scene.state("runnable", start, start + waiting)
         scene.state("running", start, start + waiting, thread=99)
     scene.row("threads", process=1, thread=99, name="grammar")
+    scene.row("processes", process=1, name="engine")
+    scene.timeline.header.extra["neighbours"] = {"7": "backup"}
+    scene.sample("cpu.neighbour", 3 * PERIOD, 0.9, process=7)
     summary = scene.summary()
     assert ("R07" in ids(summary)) == fires
     if fires:
         found = hint(summary, "R07")
         assert found["saving_ns"] == waiting * len(STEPS)
-        assert "grammar" in found["evidence"]["competing_threads"]
+        rivals = found["evidence"]["competing_threads"]
+        assert "grammar" in rivals
+        assert "backup (process 7, outside the trace)" in rivals
         assert not ids(summary) & {"R09", "R03"}
 
 

@@ -16,12 +16,16 @@ class FakeSink:
 
     def __init__(self) -> None:
         self.written: dict[tuple[str, int], float] = {}
+        self.names: dict[int, str] = {}
 
     def device(self, metric: str, device: int, value: float) -> None:
         self.written[metric, device] = value
 
     def process(self, metric: str, process: int, value: float) -> None:
         self.written[metric, process] = value
+
+    def neighbour(self, process: int, name: str) -> None:
+        self.names[process] = name
 
 
 class FakeNvml(ModuleType):
@@ -102,6 +106,7 @@ def test_processes_are_summed_over_the_gpus(gpus: nvml.Nvml) -> None:
         ("gpu.process_memory_bytes", 7): 3 << 30,  # that of process 8 is not known
         ("gpu.process_sm", 7): pytest.approx(0.9),
     }
+    assert set(sink.names) == {7}  # by name, since a process outside may be what slows ours
 
 
 def test_process_samples_are_read_once(fake: FakeNvml, gpus: nvml.Nvml) -> None:

@@ -33,7 +33,7 @@ typedef struct Watch {
     PyObject_HEAD
     int pid, tid;
     int schedstat, stat; /* descriptors; stat is -1 while not open */
-    uint64_t on_cpu, delay, slices;
+    unsigned long long on_cpu, delay, slices;
     int64_t seen;
     char asked, ran, ended;
 } Watch;
@@ -179,6 +179,7 @@ static void watch_dealloc(Watch *self)
 static PyMemberDef watch_members[] = {
     {"pid", T_INT, offsetof(Watch, pid), READONLY, NULL},
     {"tid", T_INT, offsetof(Watch, tid), READONLY, NULL},
+    {"delay", T_ULONGLONG, offsetof(Watch, delay), READONLY, NULL},
     {"ran", T_BOOL, offsetof(Watch, ran), READONLY, NULL},
     {"ended", T_BOOL, offsetof(Watch, ended), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},

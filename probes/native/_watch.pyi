@@ -3,6 +3,7 @@
 class Watch:
     pid: int
     tid: int
+    delay: int
     ran: bool
     ended: bool
     def __init__(self, pid: int, tid: int) -> None: ...

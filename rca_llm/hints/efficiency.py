@@ -530,7 +530,9 @@ def shared_device(case: Case) -> list[Hint]:
 
     Symptom: two processes run kernels on one device; kernel medians are `ratio` times those of
     times without the other, or the device changes hands `switches` times with a median gap of
-    `gap_ns`. Source: thread C64. Disproof: kernels that run together.
+    `gap_ns`. Of a process outside of the trace NVML's samples say only that it kept `outside_sm` of
+    a device busy: that is named, and what it cost nobody knows. Source: thread C64. Disproof:
+    kernels that run together.
     """
     limits = case.limits("R29")
     found: list[Hint] = []
@@ -543,7 +545,42 @@ def shared_device(case: Case) -> list[Hint]:
             found += list(_contended(case, recording, int(device), rows, limits["ratio"]))
             if not found:
                 found += list(_alternating(case, recording, int(device), rows))
+        if not found:
+            found += list(_outside(case, recording))
     return found
+
+
+def _outside(case: Case, recording: Recording) -> Iterator[Hint]:
+    """A process outside of the trace that keeps a device busy while ours compute.
+
+    The driver's process ids are another container's where none of them is one of ours.
+    """
+    least = case.limits("R29")["outside_sm"]
+    samples = records.process_samples(recording, "gpu.process_sm")
+    ours = {int(process) for process in np.unique(recording.timeline["gpu"]["process"])}
+    own = ours | {int(process) for process in recording.timeline["processes"]["process"]}
+    others = {pid: rows for pid, rows in samples.items() if pid not in own}
+    if not ours & set(samples) or not others:
+        return
+    pid = max(others, key=lambda other: sum(value for _, value in others[other]))
+    busy = [(t, value) for t, value in others[pid] if value >= least]
+    times = np.array([t for t, _ in busy], np.int64)
+    charge = case.charge(COMPUTE, intervals.union(times - SAMPLED_NS, times))
+    if not charge.ns:
+        return
+    share = sum(value for _, value in busy) / len(busy)
+    who = records.outsider(recording, pid)
+    yield Hint(
+        f"{who} kept {percent(share)} of a GPU's multiprocessors busy while the trace computed",
+        "low",
+        charge,
+        {"outside_process": who, "outside_sm": share, "processes": len(others) + 1},
+        unjudged=True,
+    )
+
+
+SAMPLED_NS = 1_000_000_000
+"""How long before it a sample of a process's share of a GPU may reach back."""
 
 
 def _contended(

@@ -159,7 +159,10 @@ def _was_throttled(case: Case) -> bool:
 
 
 def _rivals(case: Case) -> list[str]:
-    """Threads that ran while others of their recording waited for a CPU, the longest first."""
+    """Threads that ran while others of their recording waited for a CPU, the longest first.
+
+    And processes outside of the recording, which are sampled once a second while threads wait.
+    """
     found: dict[str, int] = {}
     for recording in case.job.recordings:
         states, strings = recording.timeline["states"], recording.timeline.strings
@@ -174,6 +177,8 @@ def _rivals(case: Case) -> list[str]:
             if ns:
                 who = _thread_name(recording, process, thread)
                 found[who] = found.get(who, 0) + ns
+    for who, cpus in records.outsiders(case, "cpu.neighbour"):
+        found[who] = found.get(who, 0) + round(cpus * 1e9)  # of a second each
     return sorted(found, key=lambda who: -found[who])
 
 

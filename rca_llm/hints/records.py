@@ -17,6 +17,7 @@ from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.requests import Life
 from rca_llm.hints.case import Case, Spans, over, rank_rows, used
 from rca_llm.hints.model import Charge
+from rca_llm.hints.wording import name
 from rca_llm.table import UNKNOWN, Array, Ints, Mask, Table, known
 from rca_llm.trace import COPY_KINDS, MEMCPY
 
@@ -200,6 +201,37 @@ def _of_metric(recording: Recording, table: Table, metric: str) -> Mask:
     code = recording.timeline.strings.find(metric)
     hit = (table["metric"] == code) & (code >= 0)
     return np.asarray(hit & known(table["t"]) & ~np.isnan(table["value"]))
+
+
+def outsiders(case: Case, metric: str) -> list[tuple[str, float]]:
+    """Processes that were sampled but are not of the run, and the sum of their samples."""
+    found: dict[str, float] = {}
+    for recording in case.job.recordings:
+        timeline = recording.timeline
+        table = timeline["samples"]
+        own = {int(pid) for pid in timeline["processes"]["process"]}
+        for row in np.flatnonzero(_of_metric(recording, table, metric)).tolist():
+            pid = int(table["process"][row])
+            if pid not in own and pid != UNKNOWN:
+                who = outsider(recording, pid)
+                found[who] = found.get(who, 0.0) + float(table["value"][row])
+    return list(found.items())
+
+
+def outsider(recording: Recording, pid: int) -> str:
+    """What a process outside of the run is called."""
+    names: dict[str, str] = recording.timeline.header.extra.get("neighbours", {})
+    return f"{name(names.get(str(pid), 'process'))} (process {pid}, outside the trace)"
+
+
+def process_samples(recording: Recording, metric: str) -> dict[int, list[tuple[int, float]]]:
+    """The values of a metric by process: time and value."""
+    table = recording.timeline["samples"]
+    found: dict[int, list[tuple[int, float]]] = {}
+    for row in np.flatnonzero(_of_metric(recording, table, metric)).tolist():
+        sample = int(table["t"][row]), float(table["value"][row])
+        found.setdefault(int(table["process"][row]), []).append(sample)
+    return found
 
 
 def highest_sample(case: Case, metric: str) -> float | None:

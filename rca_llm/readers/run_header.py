@@ -34,6 +34,7 @@ def describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, An
             **{key: manifest.get(key) for key in _TOLD},
             "gaps": pauses(segments),
             "probes": _probes(segments),
+            "neighbours": {str(pid): text for pid, _, text in _told(segments, "neighbour")},
             "short_calls": run_calls.short_calls(segments),
         },
     )
