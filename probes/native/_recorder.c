@@ -346,11 +346,11 @@ typedef struct Call {
     PyObject *name, *kind, *request, *step;
 } Call;
 
-static int parse(Call *call, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords,
-                 int takes_kind)
+static int parse_all(Call *call, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords,
+                     int takes_kind)
 {
     PyObject **places[] = {&call->name, takes_kind ? &call->kind : &call->request, &call->request};
-    if (count < 1 || count > (takes_kind ? 3 : 2) || !PyUnicode_CheckExact(arguments[0]))
+    if (count > (takes_kind ? 3 : 2))
         return 0;
     for (Py_ssize_t i = 0; i < count; i++)
         *places[i] = arguments[i];
@@ -372,6 +372,16 @@ static int parse(Call *call, PyObject *const *arguments, Py_ssize_t count, PyObj
     return (!call->step || PyLong_CheckExact(call->step)) &&
            (!call->kind || PyUnicode_CheckExact(call->kind)) &&
            (!call->request || PyUnicode_CheckExact(call->request));
+}
+
+/* Whether the fast paths know what is asked for; most calls give a name and nothing else. */
+static inline int parse(Call *call, PyObject *const *arguments, Py_ssize_t count,
+                        PyObject *keywords, int takes_kind)
+{
+    if (count < 1 || !PyUnicode_CheckExact(arguments[0]))
+        return 0;
+    call->name = arguments[0];
+    return (count == 1 && !keywords) || parse_all(call, arguments, count, keywords, takes_kind);
 }
 
 /* Looks a text up and ors its word into `into`; 0 where the slow path must name it first. */
