@@ -12,8 +12,11 @@ import sys
 NAME = "rca_llm"
 """The name of the entry point, for allow-lists."""
 
-ALLOW_LISTS = ("VLLM_PLUGINS", "SGLANG_PLUGINS")
-"""Environment variables that name the plugins to load, where they are set."""
+ALLOW_LISTS = {"VLLM_PLUGINS": "none", "SGLANG_PLUGINS": "all"}
+"""Environment variables that name the plugins to load, and what one that is set but empty lets in:
+
+vLLM splits it into one empty name, SGLang does not ask it.
+"""
 
 
 def register() -> None:
@@ -31,8 +34,10 @@ def register() -> None:
 
 
 def allow(environment: dict[str, str]) -> None:
-    """Add our name to the allow-lists that are set."""
-    for variable in ALLOW_LISTS:
+    """Add our name to the allow-lists that are set; none of them lets in fewer than before."""
+    for variable, empty in ALLOW_LISTS.items():
         names = environment.get(variable)
-        if names is not None and NAME not in names.split(","):
+        if names is None or NAME in [name.strip() for name in names.split(",")]:
+            continue
+        if names.strip() or empty == "none":
             environment[variable] = f"{names},{NAME}" if names else NAME

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 from rca_llm.probes import plugin
@@ -53,17 +54,37 @@ def test_outside_a_trace_and_beside_the_bootstrap_it_does_nothing(tmp_path: Path
 
 
 def test_allow_lists_that_are_set_let_us_in() -> None:
-    found = {"VLLM_PLUGINS": "mine", "SGLANG_PLUGINS": "", "OTHER": "x"}
+    found = {"VLLM_PLUGINS": "mine", "SGLANG_PLUGINS": "mine, theirs", "OTHER": "x"}
     plugin.allow(found)
     plugin.allow(found)
-    assert found == {"VLLM_PLUGINS": "mine,rca_llm", "SGLANG_PLUGINS": "rca_llm", "OTHER": "x"}
+    assert found == {
+        "VLLM_PLUGINS": "mine,rca_llm",
+        "SGLANG_PLUGINS": "mine, theirs,rca_llm",
+        "OTHER": "x",
+    }
     untouched: dict[str, str] = {}
     plugin.allow(untouched)
     assert untouched == {}
 
 
-def test_the_entry_points_are_declared() -> None:
+def _doors() -> list[list[str]]:
+    lines = (ROOT / "tests/data/signatures/doors.tsv").read_text().splitlines()
+    return [line.split("\t") for line in lines if not line.startswith("#")]
+
+
+def test_the_entry_points_are_those_that_the_wheels_look_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for group in ("vllm.general_plugins", "sglang.srt.plugins"):
+    doors = _doors()
+    assert {group for _, _, group, *_ in doors} == set(project["entry-points"])
+    for _, _, group, *_, arguments in doors:
         module, _, function = project["entry-points"][group][plugin.NAME].partition(":")
-        assert callable(getattr(import_module(module), function))
+        called = getattr(import_module(module), function)
+        assert (len(signature(called).parameters), arguments) == (0, "0")
+
+
+def test_an_empty_allow_list_means_what_the_wheels_make_of_it() -> None:
+    for _, _, _, variable, empty, _ in _doors():
+        found = {variable: ""}
+        plugin.allow(found)
+        # Where it lets in everybody, naming us would keep out all others.
+        assert found == {variable: plugin.NAME if empty == "none" else ""}
