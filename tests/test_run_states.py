@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,16 +72,17 @@ def test_the_end_of_a_wait_for_the_lock_is_a_wait_for_a_cpu_where_it_fits_nowher
     ]
 
 
-def test_a_wait_over_a_look_from_outside_is_put_where_there_is_room() -> None:
-    waits = {(1, 2): _spans(10, 18)}
-    (looks,) = _looks((0, 0, 0), (8 * _MS, 2 * _MS, 0), (18 * _MS, 2 * _MS, 9 * _MS)).values()
+@pytest.mark.parametrize("ms", [_MS, 10 * _MS])  # near looks, and distant ones
+def test_a_wait_over_a_look_from_outside_is_put_where_there_is_room(ms: int) -> None:
+    waits = {(1, 2): (np.array([10 * ms]), np.array([18 * ms]))}
+    (looks,) = _looks((0, 0, 0), (8 * ms, 2 * ms, 0), (18 * ms, 2 * ms, 9 * ms)).values()
     looks = looks._replace(own=np.array([True, False, True]))
     table = states({(1, 2): looks}, Strings(), Known(calls=waits, locks=waits))
     start, end = table["start"].tolist(), table["end"].tolist()
-    assert (min(start), max(end)) == (0, 18 * _MS)
+    assert (min(start), max(end)) == (0, 18 * ms)
     # Six of the nine fit before the look and two behind it: one was in the wait for the lock.
-    in_lock = [b - a for a, b in zip(start, end, strict=True) if a >= 10 * _MS]
-    assert in_lock == [1 * _MS]
+    in_lock = [b - a for a, b in zip(start, end, strict=True) if a >= 10 * ms]
+    assert in_lock == [ms]
 
 
 def test_faults_cost_what_was_measured_where_ticks_saw_less() -> None:

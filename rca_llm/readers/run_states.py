@@ -30,6 +30,8 @@ from rca_llm.table import Ints, Mask, Strings, Table
 from rca_llm.trace import RANGES, STATES
 
 FINE_NS = 25_000_000
+NEAR_NS = 100_000_000
+"""Between two looks of the thread itself that are no further apart, others add nothing."""
 NEARLY_ALL, HALF = 0.9, 0.5
 SHORTEST_NS = 100_000
 """Less of a state between two looks is left out: it explains nothing and would be most rows."""
@@ -37,6 +39,10 @@ LEAST_NS = 5_000
 """The same of a piece between two looks."""
 LONGEST_FAULT_NS = 20_000_000
 """More than reading one page takes: blocked time beyond it has another reason."""
+
+MOSTLY_FAULTS = 1.5
+"""A stretch that ran no longer than so many times the work of its faults did nothing else: how long
+one takes differs by as much with the load of the machine."""
 
 FAULT_KIND, FAULT_NAME = "page_fault", "page faults"
 
@@ -103,7 +109,7 @@ class _Between:
 def states(looks: Mapping[Key, Looks], strings: Strings, known: Known | None = None) -> Table:
     """Rows of `states` for threads by (process, thread)."""
     known = known or Known()
-    parts = [_thread(key, found, strings, known) for key, found in looks.items()]
+    parts = [_thread(key, _sharp(found), strings, known) for key, found in looks.items()]
     columns = (
         {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
     )
@@ -115,7 +121,7 @@ def faults(looks: Mapping[Key, Looks], strings: Strings, known: Known) -> Table:
     parts: list[Table] = []
     for key, found in looks.items():
         free = _Free(known.calls.get(key, NO_SPANS))
-        between = _between(found, free, known.fault_work)
+        between = _between(_sharp(found), free, known.fault_work)
         told = between.faulted >= SHORTEST_NS
         never = np.zeros(len(told), bool)
         laid = _laid(between, free.of(known.edges.get(key, NO_EDGES)), (never, never, told))
@@ -167,6 +173,25 @@ def totals(looks: Mapping[Key, Looks]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["on_cpu_ns"])
 
 
+def _sharp(looks: Looks) -> Looks:
+    """The looks without those from outside that lie between near looks of the thread itself.
+
+    The latter are exact, and taken wherever a span begins or ends; from outside a counter is seen
+    up to some milliseconds late.
+    """
+    own = np.flatnonzero(looks.own)
+    every = np.arange(len(looks.time))
+    after = np.searchsorted(own, every)
+    enclosed = (after > 0) & (after < len(own)) & ~looks.own
+    row = np.where(enclosed, after, 0)
+    near = np.zeros(len(every), bool)
+    if len(own):
+        near = looks.time[own[row]] - looks.time[own[row - 1]] <= NEAR_NS
+    kept = ~(enclosed & near)
+    time, on_cpu, delay, faults, kernel = (column[kept] for column in looks[:5])
+    return Looks(time, on_cpu, delay, faults, kernel, looks.own[kept])
+
+
 class _Free:
     """A thread's time outside of its system calls, which runs on while they last.
 
@@ -205,7 +230,8 @@ def _between(looks: Looks, free: _Free, fault_work: int) -> _Between:
     delayed = np.maximum(np.diff(delay), 0)
     waited = np.minimum(delayed, span - ran)
     pages = np.where(_fine(looks), _new_faults(looks.faults, span - waited), 0)
-    worked = np.minimum(np.maximum(_fault_work(looks, pages), pages * fault_work), ran)
+    worked = np.maximum(_fault_work(looks, pages), pages * fault_work)
+    worked = np.where(ran <= MOSTLY_FAULTS * worked, ran, worked)
     blocked = np.minimum(span - ran - waited, pages * LONGEST_FAULT_NS)
     inside, waited = _settled(delayed - waited, waited, span - ran - blocked, looks.own)
     return _Between(begin[:-1], span, inside, waited, ran - worked, worked + blocked)
