@@ -65,7 +65,7 @@ class Run:
         """The manifest's content; empty where it cannot be read."""
         try:
             content = json.loads(self.manifest_path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
 

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from rca_llm.readers.jsontext import UNDECODABLE
 from rca_llm.trace import Timeline
 
 _BLOCK = 1 << 22
@@ -57,7 +58,7 @@ class Lines:
         """What a sound line holds, None for any other."""
         try:
             return _DECODER.decode(line)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             return None
 
     def _records(self, block: bytes) -> list[dict[str, Any]]:
@@ -65,7 +66,7 @@ class Lines:
         self.size += len(block) + 1
         try:
             found = _DECODER.decode_lines(block)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             found = None
         if found is not None and all(type(record) is dict for record in found):
             return found

@@ -10,6 +10,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding hostile JSON raises; the last of lists in lists in lists, deeper than any trace."""
+
 _BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|dur|pid|tid|id|args|s|bp)"\s*:)')
 """Between two events. A quote inside a JSON string is escaped, so no string can look like it."""
 

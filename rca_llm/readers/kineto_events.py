@@ -13,6 +13,7 @@ import numpy as np
 
 from rca_llm.readers import kineto_own
 from rca_llm.readers.exact import ints, nanoseconds, smalls
+from rca_llm.readers.jsontext import UNDECODABLE
 from rca_llm.readers.kineto_products import OPERANDS, Shapes, as_columns, product
 from rca_llm.table import NO_TEXT, UNKNOWN, Array
 from rca_llm.trace import GRAPH, KERNEL, MEMCPY, MEMSET
@@ -146,13 +147,13 @@ def _args_decoder(kind: type[T]) -> Callable[[Sequence[Event]], list[T]]:
     def one(event: Event) -> T:
         try:
             return cast(T, decode_one(event.args))
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             return kind()
 
     def decode(events: Sequence[Event]) -> list[T]:
         try:  # as one list, which is faster than one by one
             return cast(list[T], decode_all(b"[" + b",".join([e.args for e in events]) + b"]"))
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             return list(map(one, events))
 
     return decode
@@ -175,7 +176,7 @@ def valid_event(text: bytes) -> bool:
     """Whether a text is one event that can be read."""
     try:
         _decode_event(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNDECODABLE:
         return False
     return True
 

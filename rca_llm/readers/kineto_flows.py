@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
-import msgspec
 import numpy as np
 
 from rca_llm.readers.exact import ints, nanoseconds
 from rca_llm.readers.files import Source
+from rca_llm.readers.jsontext import UNDECODABLE
 from rca_llm.readers.kineto_events import Columns, Flow, decode_flows
 from rca_llm.readers.pieces import Pieces
 from rca_llm.table import UNKNOWN, Array, Ints
@@ -56,7 +56,7 @@ def _flows(source: Source) -> Iterator[list[Flow]]:
             end = piece.text.rfind(b"]") + 1 if piece.last else len(piece.text)
             try:
                 yield decode_flows(piece.text[:end])
-            except msgspec.MsgspecError:
+            except UNDECODABLE:
                 continue
 
 

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from rca_llm.readers.exact import ints
+from rca_llm.readers.jsontext import UNDECODABLE
 from rca_llm.readers.kineto_pieces import Content
 from rca_llm.table import UNKNOWN, known
 from rca_llm.trace import Device, Header, Timeline
@@ -37,7 +38,7 @@ def said_by(content: Content) -> dict[str, Any]:
         text = (content.head + b"]" + end).decode("utf-8", "replace")
         try:
             return _mapping(msgspec.json.decode(text.removeprefix("\ufeff"), strict=False))
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             continue
     return {}
 

@@ -13,11 +13,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from rca_llm.readers.files import Source, is_url
-from rca_llm.readers.jsontext import list_end, salvage
+from rca_llm.readers.jsontext import UNDECODABLE, list_end, salvage
 from rca_llm.readers.kineto_events import (
     Batch,
     Event,
@@ -155,7 +154,7 @@ def _salvaged(piece: Piece, batch: Batch) -> list[Event]:
 def _decoded(text: bytes) -> list[Event] | None:
     try:
         return decode_events(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNDECODABLE:
         return None
 
 

@@ -62,7 +62,7 @@ def _tables_alone(found: Source) -> Timeline:
     folder = Path(found.path) / TABLES
     try:
         return saved.load(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnreadableInput(f"{folder}: byte 0: expected saved tables; {error}") from error
 
 
@@ -73,7 +73,7 @@ def _saved(found: Source) -> Timeline | None:
         return None
     try:
         timeline = saved.load(folder)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     if timeline.input.tool_version != __version__:
         return None  # this version may read more out of the segments
@@ -112,8 +112,8 @@ def _manifest(path: str) -> dict[str, Any]:
     try:
         with source(f"{path.rstrip('/')}/{_MANIFEST}").open() as stream:
             content = json.loads(stream.readall())
-    except (RcaError, OSError, ValueError):  # it only describes the run: the records count
-        return {}
+    except (RcaError, OSError, ValueError, RecursionError):
+        return {}  # it only describes the run: the records count
     return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
 
 

@@ -55,7 +55,7 @@ def _events(path: str) -> list[dict[str, Any]]:
     try:
         with source(path).open() as stream:
             found = json.loads(stream.readall())
-    except (RcaError, OSError, ValueError):  # py-spy was killed while it wrote
+    except (RcaError, OSError, ValueError, RecursionError):  # py-spy was killed while it wrote
         return []
     return cast("list[dict[str, Any]]", found) if isinstance(found, list) else []
 
