@@ -14,7 +14,7 @@ from rca_llm.cli import main
 from rca_llm.errors import RcaError
 from rca_llm.trace import Trace
 from rca_llm.whatif import factors, whatif
-from tests.scenes import GEMM, MS, US, Scene, spread
+from tests.scenes import GEMM, MS, US, Scene, hint, job, spread
 
 PERIOD = 10 * MS
 
@@ -130,6 +130,18 @@ def test_a_late_rank_holds_the_others_up_in_the_replay_too() -> None:
     assert saved(answer(*ranks(3 * MS))) == 0
     assert saved(answer(*ranks(3 * MS), scheduling__gc=0)) == 10 * 3 * MS
     assert saved(answer(*ranks(3 * MS), communication=0)) == pytest.approx(10 * 500 * US, rel=0.05)
+
+
+def test_a_hint_over_several_ranks_saves_what_the_replay_does() -> None:
+    found = hint(job(*ranks(25 * MS)), "R08")
+    assert found["saving_ns"] == pytest.approx(saved(answer(*ranks(25 * MS), scheduling__gc=0)))
+
+
+def test_ranks_that_nothing_ties_save_what_is_charged() -> None:
+    alone = Scene(rank=2, world_size=3, host="h0")
+    alone.kernel(GEMM, 0, 1 * MS)
+    found = hint(job(*ranks(25 * MS), alone), "R08")
+    assert found["saving_ns"] == found["evidence"]["charged_ns"]
 
 
 def test_an_engine_that_is_quicker_still_waits_for_arrivals() -> None:
