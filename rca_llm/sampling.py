@@ -89,12 +89,18 @@ class Sampler:
         _prefer()
         plan = Plan([(TICK_S, self._tick), (CENSUS_S, self._census), (SLOW_S, self._slow)])
         self._census()
-        while not self._stop.is_set():
-            time.sleep(plan.pause())  # half the price of a wait for the event, 10 ms at most
+        while not self._ends_within(plan.pause()):
             plan.run_due()
         self._census()
         self._system.slow()
         self._system.close()
+
+    def _ends_within(self, pause: float) -> bool:
+        """Wait; whether sampling is to end. Sleeping costs half of waiting for the event."""
+        if pause > TICK_S:
+            return self._stop.wait(pause)
+        time.sleep(pause)
+        return self._stop.is_set()
 
     def _tick(self) -> None:
         if self._watch_gate():
