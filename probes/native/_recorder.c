@@ -69,6 +69,7 @@ static _Thread_local Own own;
 
 /* When an edge of a span is the next reason to look at this thread, ns; 0 outside of steps. */
 static _Thread_local int64_t look_at;
+static int stepping; /* whether any thread ever was: spares spans elsewhere the way to its storage */
 static void look_around(int64_t now);
 
 static const volatile unsigned char *gate; /* first byte of the control file: 1 record */
@@ -198,7 +199,8 @@ static PyObject *span_enter(Span *self, PyObject *unused)
     if (self->generation == generation) {
         int64_t now = counter_clock();
         __atomic_store_n(&self->cell[0], now, __ATOMIC_RELAXED);
-        look_around(now);
+        if (stepping)
+            look_around(now);
     }
     return Py_NewRef((PyObject *)self);
 }
@@ -210,7 +212,8 @@ static PyObject *span_exit(Span *self, PyObject *const *arguments, Py_ssize_t co
         __atomic_store_n(&self->cell[1], now, __ATOMIC_RELAXED);
         if (count > 0 && arguments[0] != Py_None)
             self->cell[3] |= FAILED;
-        look_around(now);
+        if (stepping)
+            look_around(now);
     }
     Py_RETURN_NONE;
 }
@@ -573,7 +576,9 @@ static void look_around(int64_t now)
 static PyObject *look(PyObject *module, PyObject *within)
 {
     (void)module;
-    look_at = PyObject_IsTrue(within) == 1 ? counter_clock() + LOOK_EVERY_NS : 0;
+    int inside = PyObject_IsTrue(within) == 1;
+    stepping |= inside;
+    look_at = inside ? counter_clock() + LOOK_EVERY_NS : 0;
     return PyBool_FromLong(write_look());
 }
 
