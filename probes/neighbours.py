@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from time import perf_counter_ns
 
+from .watch import content
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -30,7 +32,7 @@ else:
 LEAST_CPUS = 0.05
 MOST = 5
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-_KERNEL = 2  # the parent of the kernel's own threads, which are looked at once and then left out
+_KERNEL = 0x200000  # the flag of the kernel's own threads: looked at once and then left out
 
 
 class Neighbours:
@@ -40,7 +42,7 @@ class Neighbours:
         self._most = most
         self._time = 0
         self._spent: dict[tuple[int, int], int] = {}
-        self._kernel: set[int] = {_KERNEL}
+        self._kernel: set[int] = set()
 
     def look(self, own: Collection[int], waiting: Collection[int]) -> list[Neighbour]:
         """The processes that used most since the last look, on CPUs that `waiting` may use.
@@ -63,15 +65,14 @@ class Neighbours:
         return sorted(rivals, key=lambda one: -one.cpus)[: self._most]
 
     def _read(self, pid: int, before: dict[tuple[int, int], int], passed: int) -> Neighbour | None:
+        name, _, rest = content(f"/proc/{pid}/stat").partition(b"(")[2].rpartition(b")")
+        words = rest.split()
         try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                name, _, rest = file.read().partition(b"(")[2].rpartition(b")")
-            words = rest.split()
             spent = (int(words[11]) + int(words[12])) * _TICK_NS
             key = pid, int(words[19])
-            if int(words[1]) == _KERNEL:
+            if int(words[6]) & _KERNEL:
                 self._kernel.add(pid)
-        except (OSError, ValueError, IndexError):
+        except (ValueError, IndexError):
             return None
         self._spent[key] = spent
         if key not in before:
@@ -89,8 +90,4 @@ def _cpus_of(tid: int) -> set[int]:
 
 def name_of(pid: int) -> str:
     """The name of a process, empty where it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.readline().rstrip("\n")
-    except OSError:
-        return ""
+    return content(f"/proc/{pid}/comm").rstrip(b"\n").decode("utf-8", "replace")

@@ -15,7 +15,7 @@ from . import format as layout
 from .neighbours import Neighbours
 from .quotas import Quotas
 from .recorder import Recorder, command_name, process_start
-from .watch import stat
+from .watch import content, stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class System:
         self._threads: dict[tuple[int, int], Watch] = {}
         self._busy: list[Watch] = []
         self._found: list[int] = []
-        self._last_id = ""
+        self._last_id = b""
         self._changed = True
         self._quotas = Quotas()
         self._quotas.watch(root)
@@ -126,8 +126,8 @@ class System:
         Once more after that, since a new process may not yet be what it becomes by `exec`. A
         container may show an id of its own making: `slow` looks in any case.
         """
-        last = _line("/proc/loadavg").rpartition(" ")[2]
-        changed = last != self._last_id or last in ("", "0")
+        last = content("/proc/loadavg").rpartition(b" ")[2].strip()
+        changed = last != self._last_id or last in (b"", b"0")
         again, self._changed = self._changed, changed
         self._last_id = last
         return changed or again

@@ -93,9 +93,19 @@ def thread_faults(pid: int, tid: int) -> tuple[int, int] | None:
 
 def stat(of: str) -> list[bytes]:
     """The words of a stat file behind the name; empty where it cannot be read."""
-    try:
-        with open(f"/proc/{of}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
+    words = content(f"/proc/{of}/stat").rpartition(b")")[2].split()
     return words if len(words) > 12 and words[9].isdigit() and words[12].isdigit() else []
+
+
+def content(path: str) -> bytes:
+    """A small file of /proc, empty where it cannot be read; with three system calls, not eight."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
