@@ -163,8 +163,9 @@ def test_the_client_saw_the_same_with_the_way_there_and_back(loaded: Recorded) -
     print(f"client beyond the request's life: median {median(life) / MS:.1f} ms")
     print(f"client beyond the HTTP exchange: median {median(answered) / MS:.1f} ms")
     assert min(life) >= 0
-    assert min(answered) >= 0
-    assert median(answered) < 5 * MS
+    # A server may lose the processor between its last write and its look at the clock, and the
+    # client be done by then: medians.
+    assert 0 < median(answered) < 5 * MS
     for row in rows.values():
         http = row["http"]
         assert sum(http["parts"].values()) == http["before_ns"] + http["after_ns"]
