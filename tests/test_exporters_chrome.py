@@ -88,6 +88,7 @@ def test_an_export_that_lost_its_block_says_so(tmp_path: Path) -> None:
     [
         {"tables": {"states": {"start": [1], "end": []}}},
         {"tables": {"states": {"start": {}}, "gpu": [], "nothing": 3}, "header": 7},
+        {"tables": {"batch": {"step": [0, 2**63 - 1, -1], "request": ["a", "b", None]}}},
         {"tables": [], "header": {"devices": [3, {}], "findings": "x", "job": 5}},
     ],
 )

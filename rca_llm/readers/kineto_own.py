@@ -83,6 +83,17 @@ def restore(timeline: Timeline, said: Mapping[str, Any], spoken: bool) -> None:
     for name, columns in as_dict(block.get("tables")).items():
         if name in TABLES and name not in _EVENTS:
             _restore_table(timeline, name, as_dict(columns))
+    _check_batch(timeline)
+
+
+def _check_batch(timeline: Timeline) -> None:
+    """Leave out the parts of batches of steps that are not there."""
+    batch = timeline["batch"]
+    there = (batch["step"] >= 0) & (batch["step"] < len(timeline["steps"]))
+    if not there.all():
+        timeline.tables["batch"] = batch.take(there)
+        detail = "table batch: rows of no step; left out"
+        timeline.note("dropped_records", int((~there).sum()), timeline.input.path, detail)
 
 
 def _restore_header(timeline: Timeline, told: dict[str, Any]) -> None:
