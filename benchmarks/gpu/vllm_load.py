@@ -93,13 +93,14 @@ def _flag(value: Any) -> str:
 
 
 def build(session: Session) -> None:
-    """Compile the collector and the recorder, and say on what machine this is."""
-    # OUT is a variable of ours and of the Makefile's.
-    found: dict[str, Any] = {"make": _said(["make", "-C", str(NATIVE), "OUT=."])}
+    """Compile the collector and what is for this Python, and say on what machine this is."""
+    found: dict[str, Any] = {"make": _said(["make", "-C", str(NATIVE), "LIBRARY_DIR=."])}
     suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
     flags = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-fPIC", "-shared", "-fvisibility=hidden"]
-    flags += [f"-I{sysconfig.get_paths()['include']}", str(NATIVE / "_recorder.c"), "-pthread"]
-    found["recorder"] = _said(["cc", *flags, "-o", str(NATIVE / f"_recorder{suffix}")])
+    flags += [f"-I{sysconfig.get_paths()['include']}", "-pthread"]
+    for source in sorted(NATIVE.glob("_*.c")):
+        made = str(source.with_name(source.stem + suffix))
+        found[source.stem] = _said(["cc", *flags, str(source), "-o", made])
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     found["card"] = _said(query) if shutil.which("nvidia-smi") else None
     session.keep("build", found)
@@ -195,7 +196,7 @@ def _archive(run: Path, kept: Path) -> int | None:
 
 @dataclass
 class Burst:
-    """Eight requests at once, with the probes on or off."""
+    """Four requests at once, with the probes on or off."""
 
     on: bool
     wall_s: float
@@ -284,12 +285,18 @@ class Found:
             "parts": self.summary["parts"],
             "devices": self.summary["devices"],
             "modes": {str(mode): modes.count(mode) for mode in set(modes)},
+            "modes of prefills": self.prefills(),
             "launches a step": {mode: _quartiles(counts) for mode, counts in launches.items()},
             "quality": self.summary["quality"],
             "engine": self.trace.timelines[0].header.engine,
             "probes": self.trace.timelines[0].header.extra.get("probes"),
             "threads": [[row["name"], row["events"]] for row in self.summary["tracks"]],
         }
+
+    def prefills(self) -> dict[str, int]:
+        """How many steps with prefill were launched in which way; piecewise graphs are mixed."""
+        modes = [str(row["mode"]) for row in self.summary["steps"] if row["prefill_tokens"]]
+        return {mode: modes.count(mode) for mode in set(modes)}
 
     def kernels(self) -> dict[str, int]:
         """How many kernels there are, and how many belong to no step."""
@@ -310,14 +317,18 @@ class Found:
 
 
 def _client(found: Found, calls: list[load.Call]) -> dict[str, Any]:
-    """How much longer clients waited than the requests' recorded lives, ms."""
-    lives = {id: row["latency_ns"] for id, row in found.requests.items()}
-    late = [
-        (call.ended - call.submitted - lives[f"{call.id}-0"]) / MS
-        for call in calls
-        if f"{call.id}-0" in lives
+    """How much longer clients waited than the requests' recorded lives, ms; and than HTTP too."""
+    rows = [(call, found.requests.get(f"{call.id}-0")) for call in calls]
+    ended = [(call, row) for call, row in rows if row and row["latency_ns"] is not None]
+    late = [(call.ended - call.submitted - row["latency_ns"]) / MS for call, row in ended]
+    told = [(call, row, row["http"]) for call, row in ended if row["http"]]
+    rest = [
+        (call.closed - call.submitted - row["latency_ns"] - http["before_ns"] - http["after_ns"])
+        / MS
+        for call, row, http in told
     ]
-    return {"beyond_the_server_ms": _quartiles(late)} if late else {}
+    figures = {"beyond_the_server_ms": late, "beyond_the_exchange_ms": rest}
+    return {name: _quartiles(values) for name, values in figures.items() if values}
 
 
 def _checks(
@@ -339,6 +350,10 @@ def _checks(
     )
     kernels = found.kernels()
     checks["every kernel has its step"] = (not kernels["without a step"], kernels)
+    if kernels["kernels"]:
+        prefills = found.prefills()
+        replayed = prefills.get("mixed", 0) + prefills.get("graph", 0)
+        checks["prefills replay piecewise graphs"] = (replayed > 0, prefills)
     ended = {id: row for id, row in rows.items() if row["status"] != "unfinished"}
     odd = [id for id, row in ended.items() if sum(row["parts"].values()) != row["latency_ns"]]
     odd += [id for id, row in ended.items() if sum(row["shares"].values()) != row["latency_ns"]]
