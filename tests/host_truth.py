@@ -71,7 +71,8 @@ class Pickles(Fault):
     def in_step(self, number: int) -> None:
         if number % SELDOM == SELDOM - 1:
             with self.ledger.delay():
-                pickle.dumps(self._message)
+                data = pickle.dumps(self._message)
+            del data  # to give the memory back is not what was injected
 
 
 class _Waiting(logging.Handler):
