@@ -33,6 +33,7 @@ from rca_llm.inject.catalogue import CAUSES  # noqa: E402
 from rca_llm.inject.verdict import Row, figures, judged  # noqa: E402
 
 PAGE = ROOT / "docs" / "accuracy.md"
+NOT_RUN = "not run"
 
 
 def main() -> None:
@@ -90,11 +91,12 @@ def plan(given: argparse.Namespace) -> list[tuple[str, float, int]]:
 
 
 def kept(path: Path) -> dict[tuple[str, float, int], Row]:
-    """The rows of an earlier run."""
+    """The rows of an earlier run; what did not run then is tried again."""
     if not path.exists():
         return {}
     rows = [Row(**json.loads(line)) for line in path.read_text().splitlines()]
-    return {(row.cause, row.magnitude, row.seed): row for row in rows}
+    ran = [row for row in rows if not row.note.startswith(NOT_RUN)]
+    return {(row.cause, row.magnitude, row.seed): row for row in ran}
 
 
 def one(cause: str, size: float, seed: int, out: Path, *, first: bool) -> Row:
@@ -115,7 +117,7 @@ def one(cause: str, size: float, seed: int, out: Path, *, first: bool) -> Row:
     for _ in [turn for turn in turns if not turn % 2]:
         clean += without(before, cause, size, seed, out)
     if truth is None:
-        note = f"not run: status {status[0]} {status[1]}"
+        note = f"{NOT_RUN}: status {status[0]} {status[1]}"
         return Row(cause, size, seed, None, [], None, None, [], note=note, load=average)
     report = load(out / "with.rca").attribute()
     more: dict[str, Any] = {"with_ns": truth["latency_ns"], "without_ns": tuple(clean)}

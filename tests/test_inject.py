@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,15 @@ from rca_llm.attribute.parts import PARTS
 from rca_llm.cli import main
 from rca_llm.errors import RcaError
 from rca_llm.hints import RULES
+from rca_llm.inject.arithmetic import PRODUCTS, Arithmetic
 from rca_llm.inject.catalogue import CAUSES, order, workload
 from rca_llm.inject.truth import Delay, Ledger, Truth
 from rca_llm.inject.verdict import Row, figures, judged
 from rca_llm.inject.windows import between
 from rca_llm.trace import Trace
 from tests.scenes import MS, Scene
+
+matrix: Any = importlib.import_module("benchmarks.matrix")
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = [name for name, cause in CAUSES.items() if not cause.gpu and name != "clean"]
@@ -96,6 +101,39 @@ def test_verdicts_and_figures() -> None:
     found = figures([row, quiet])
     assert (found["first"], found["first_two"], found["clean_quiet"]) == (0.0, 1.0, 1.0)
     assert found["points_worst"] == pytest.approx(2)
+
+
+def removed(seed: int, predicted: float, with_ns: int, *without: int, size: float = 40) -> Row:
+    """A run of a cause and of the same load without it."""
+    row = Row("gc", size, seed, 1, ["R08"], 0.5, 0.5, [], predicted_ns=predicted)
+    return replace(row, with_ns=with_ns, without_ns=without)
+
+
+def test_savings_are_held_against_the_noise_of_the_same_load() -> None:
+    rows = [removed(seed, 100, 1100, 1000) for seed in range(3)]
+    rows += [removed(seed, 900, 2010, 1010 + seed, size=80) for seed in range(3)]
+    small, large = matrix.removals(rows)
+    assert small.measured == pytest.approx(94.5)
+    assert small.noise == pytest.approx(1.4826 * 11)
+    assert small.judged
+    assert large.apart == pytest.approx(abs(900 - large.measured) / large.measured)
+    found = matrix.whatif_figures(rows)
+    assert (found["whatif_judged"], found["whatif_drowned_in_noise"]) == (2, 0)
+
+
+def test_savings_below_the_noise_are_listed_and_not_judged() -> None:
+    rows = [removed(0, 100, 1100, 1000), removed(0, 100, 1100, 1060, size=80)]
+    assert not any(one.judged for one in matrix.removals(rows))
+    assert matrix.whatif_figures(rows)["whatif_median"] is None
+    assert matrix.whatif_table(rows).count("drowned in noise") == 2
+    assert not any(one.judged for one in matrix.removals([removed(0, 100, 1100, 1000)]))
+
+
+def test_runs_that_do_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PRODUCTS, "7")
+    work = Arithmetic()
+    work.warm_up()
+    assert work.products == 7
 
 
 def run(cause: str, target: Path) -> tuple[dict[str, Any], dict[str, Any]]:
