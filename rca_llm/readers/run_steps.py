@@ -24,7 +24,7 @@ def add(
     more, has_more = segment.followers(places, layout.MORE)
     modes = timeline.strings.codes(_known(layout.STEP_MODES))
     whole = _with_batch(segment, places)
-    size = cells["d"][whole].astype(np.int64)
+    size = np.minimum(cells["d"][whole].astype(np.int64), _room(segment, whole))
     first_row = len(timeline["steps"])
     columns = {
         "id": np.where(has_more, cells["a"][more], UNKNOWN),
@@ -47,6 +47,13 @@ def _with_batch(segment: Segment, places: Ints) -> Ints:
     earlier = places - segment.cells["e"][places].astype(np.int64)
     known = (earlier >= 0) & (segment.kinds[np.maximum(earlier, 0)] == layout.STEP)
     return np.where(known, earlier, places)
+
+
+def _room(segment: Segment, whole: Ints) -> Ints:
+    """How many cells of a batch may follow each STEP: up to the next, whatever its cell claims."""
+    steps = segment.of(layout.STEP)
+    ends = np.append(steps, len(segment.cells))[np.searchsorted(steps, whole, "right")]
+    return np.maximum(ends - whole - 2, 0)
 
 
 def _members(segment: Segment, whole: Ints, size: Ints) -> tuple[Ints, Ints]:

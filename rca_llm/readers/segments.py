@@ -27,6 +27,8 @@ _MOST = {
     "stop_errno": 2**31 - 1,
 }
 """The largest values of header fields that are wider than what they are used for."""
+MOST_LOST_NAMES = 65_536
+"""Ids that may have been given out and not written, where there was no room."""
 _PAYLOADS = (layout.PENDING, layout.NAME, layout.BUFFER)
 
 
@@ -191,7 +193,9 @@ def _read_payloads(segment: Segment, body: memoryview) -> None:
         begin = (place + 1) * layout.CELL_BYTES
         data = body[begin : begin + int(cell["b"])]
         kind = segment.kinds[place]
-        if kind == layout.NAME:
+        if kind == layout.NAME and int(cell["c"]) > len(segment.cells) + MOST_LOST_NAMES:
+            segment.damaged += 1  # ids count up from 1, and every name takes cells
+        elif kind == layout.NAME:
             segment.names[int(cell["c"])] = bytes(data).decode("utf-8", "replace")
         elif kind == layout.BUFFER:
             segment.buffers.append(Payload(cell, data))

@@ -54,6 +54,12 @@ def number(numbers: random.Random, data: bytearray) -> None:
     data[at : at + 8] = numbers.choice((*odd, bytes(8), b"\xff" * 8, b"\xff" * 7 + b"\x7f"))
 
 
+def claim(numbers: random.Random, data: bytearray) -> None:
+    """Claim an id or a count that no file of this size can hold."""
+    at = numbers.randrange(512, len(data) - 32, 32) + numbers.choice((16, 20, 24))
+    data[at : at + 4] = numbers.choice((2**30, 2**31, 2**32 - 1)).to_bytes(4, "little")
+
+
 def swell(numbers: random.Random, data: bytearray) -> None:
     """Claim another size in a cell's number."""
     at = numbers.randrange(512, len(data) - 32, 32)
@@ -61,7 +67,7 @@ def swell(numbers: random.Random, data: bytearray) -> None:
     data[at + 8 : at + 16] = value.to_bytes(8, "little", signed=True)
 
 
-DAMAGES = (flip, overwrite, cut, move, number, swell)
+DAMAGES = (flip, overwrite, cut, move, number, claim, swell)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
