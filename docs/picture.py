@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-SIZE = {"width": 1280, "height": 1640}
+WIDTH, HEIGHT = 1280, 1640
 
 
 def main(page: Path, target: Path) -> None:
@@ -21,7 +21,7 @@ def main(page: Path, target: Path) -> None:
         raise SystemExit("docs/picture.py: no chromium on PATH (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        tab = browser.new_page(viewport=SIZE, color_scheme="light")
+        tab = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         tab.goto(page.absolute().as_uri())
         tab.wait_for_selector("html[data-ready]")
         tab.evaluate("drawAll()")

@@ -178,6 +178,8 @@ GRIDS: tuple[Grid, ...] = (
             Column("shared", "shared_ns", "ns", minor=True),
             Column("held up", _made("interference", _held_up), "ns", "interference", minor=True),
             Column("client latency", "client_latency_ns", "ns", minor=True),
+            Column("HTTP before", "http.before_ns", "ns", minor=True),
+            Column("HTTP after", "http.after_ns", "ns", minor=True),
         ],
         "latency",
         4000,
