@@ -60,7 +60,8 @@ class Neighbours:
                 told = self._read(int(entry), before, self._time - began)
                 if told is not None and told.cpus >= LEAST_CPUS:
                     found.append(told)
-        allowed = set().union(*map(_cpus_of, waiting))
+        allowed: set[int] = set()
+        allowed.update(*map(_cpus_of, waiting))
         rivals = [one for one in found if _cpus_of(one.pid) & allowed]
         return sorted(rivals, key=lambda one: -one.cpus)[: self._most]
 
