@@ -23,6 +23,7 @@ from rca_llm.summary import contribution as contributions
 from rca_llm.summary.contribution import SCHEMA, Contribution, Whole
 from rca_llm.table import UNKNOWN, Ints
 from rca_llm.trace import Trace
+from rca_llm.whatif import Model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,6 +68,8 @@ class Report:
     job: Job | None = None
     """What was attributed; None where ranks were analysed apart from each other."""
     lives: list[Life] = field(default_factory=list[Life])
+    model: Model | None = field(default=None, repr=False)
+    """What predictions replay; None where ranks were analysed apart from each other."""
 
     def frames(self) -> dict[str, pd.DataFrame]:
         """Every list of the summary as a pandas frame, by name; nested values as `shares.io`."""
@@ -99,7 +102,8 @@ def build(trace: Trace, thresholds: Thresholds | None = None) -> Report:
         [_contribution(job, recording, bool(requests)) for recording in job.recordings],
         whole(trace, job, requests, lives),
     )
-    hints.explain(summary, job, lives, thresholds)
+    model = Model(job, lives)
+    hints.explain(summary, job, lives, thresholds, model=model)
     return Report(
         summary,
         trace,
@@ -107,6 +111,7 @@ def build(trace: Trace, thresholds: Thresholds | None = None) -> Report:
         {life.request.id: _request_segments(life) for life in lives},
         job,
         lives,
+        model,
     )
 
 

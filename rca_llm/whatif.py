@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,24 +67,23 @@ def _factor(text: str, setting: str) -> float:
 
 @dataclass(frozen=True)
 class Model:
-    """A job and its dependency graph, ready to be replayed."""
+    """A job, the lives of its requests, and the dependency graph of both, ready to be replayed."""
 
     job: Job
-    lives: list[Life]
-    graph: Graph
+    lives: Sequence[Life]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph, built when it is first asked for: hints and predictions share it."""
+        return graph(self.job, self.lives)
 
 
 def model(report: Report) -> Model:
     """The dependency graph behind a report."""
-    if report.job is not None:
-        return model_of(report.job, report.lives)
+    if report.model is not None:
+        return report.model
     job = jobs.attribute(report.trace.timelines)
-    return model_of(job, _lives(job))
-
-
-def model_of(job: Job, lives: Sequence[Life]) -> Model:
-    """The dependency graph of a job and the lives of its requests."""
-    return Model(job, list(lives), graph(job, lives))
+    return Model(job, _lives(job))
 
 
 def savings(found: Model, new: Replay, change: Change) -> dict[str, int]:

@@ -25,6 +25,7 @@ from rca_llm.hints.case import Case
 from rca_llm.hints.judge import judge
 from rca_llm.hints.model import RULES, Rule
 from rca_llm.hints.thresholds import Thresholds, load
+from rca_llm.whatif import Model
 
 __all__ = ["FAMILIES", "RULES", "explain", "put"]
 
@@ -50,9 +51,15 @@ def explain(
     lives: Sequence[Life],
     thresholds: Thresholds | None = None,
     rules: Sequence[Rule] = RULES,
+    *,
+    model: Model | None = None,
 ) -> None:
-    """Put the hints into a summary, and the best of each class into its `class_stats`."""
-    case = Case(summary, job, lives, load() if thresholds is None else thresholds)
+    """Put the hints into a summary, and the best of each class into its `class_stats`.
+
+    `model` is that of the job and lives, where others will ask for its graph too.
+    """
+    limits = load() if thresholds is None else thresholds
+    case = Case(summary, job, lives, limits, model or Model(job, lives))
     put(summary, judge(case, rules))
 
 

@@ -22,6 +22,7 @@ from rca_llm.hints.thresholds import Thresholds
 from rca_llm.hints.wording import plural
 from rca_llm.intervals import Pieces
 from rca_llm.table import UNKNOWN, Array, Ints, Mask, Table, known
+from rca_llm.whatif import Model
 
 Spans = tuple[Ints, Ints]
 """Starts and ends of intervals, ns."""
@@ -47,6 +48,7 @@ class Case:
     job: Job
     lives: Sequence[Life]
     thresholds: Thresholds
+    model: Model
     failed: dict[str, str] = field(default_factory=dict[str, str])
     """The gates that failed, each with what it said."""
     blocking: set[str] = field(default_factory=set[str])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rca_llm.hints.case import Case
 from rca_llm.hints.model import Hint, Rule, Stage
 from rca_llm.replay import Change, replay
-from rca_llm.whatif import DERIVED, Model, model_of, savings, window
+from rca_llm.whatif import DERIVED, Model, savings, window
 
 Found = tuple[Rule, Hint]
 
@@ -29,9 +29,8 @@ def replayed(found: Sequence[Found], case: Case) -> list[Found]:
     )[:MOST]
     if not wanted or not _tied(case):
         return list(found)
-    graph = model_of(case.job, case.lives)
     return [
-        (rule, _saves(hint, graph) if place in wanted else hint)
+        (rule, _saves(hint, case.model) if place in wanted else hint)
         for place, (rule, hint) in enumerate(found)
     ]
 

@@ -6,7 +6,7 @@ ranges, and, where stacks were sampled, in which function.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,12 +48,6 @@ def _of_rank(member: Member) -> list[dict[str, Any]]:
     edges = [values for found in (named, function) for values in (found.start, found.end)]
     pieces = intervals.cut(pieces, intervals.distinct(np.concatenate(edges)))
     columns = [pieces.label, _label_at(named, pieces.start), _label_at(function, pieces.start)]
-    ns: dict[tuple[int, ...], int] = {}
-    count: dict[tuple[int, ...], int] = {}
-    rows = zip(*(values.tolist() for values in columns), strict=True)
-    for key, length in zip(rows, (pieces.end - pieces.start).tolist(), strict=True):
-        ns[key] = ns.get(key, 0) + length
-        count[key] = count.get(key, 0) + 1
     text = recording.timeline.text
     return [
         {
@@ -62,10 +56,23 @@ def _of_rank(member: Member) -> list[dict[str, Any]]:
             "range": text(name),
             "function": text(called),
             "ns": total,
-            "count": count[part, name, called],
+            "count": count,
         }
-        for (part, name, called), total in ns.items()
+        for (part, name, called), total, count in _grouped(columns, pieces.end - pieces.start)
     ]
+
+
+def _grouped(columns: Sequence[Ints], lasting: Ints) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """The values, the sum and the count of equal rows, in the order in which they come first."""
+    order = np.lexsort(columns[::-1])
+    ordered = [values[order] for values in columns]
+    new = np.any([np.diff(values) != 0 for values in ordered], axis=0)
+    begin = np.concatenate([[0], np.flatnonzero(new) + 1])
+    sums = np.add.reduceat(lasting[order], begin)
+    counts = np.diff(np.append(begin, len(order)))
+    for group in np.argsort(order[begin], kind="stable").tolist():
+        values = tuple(int(values[begin[group]]) for values in ordered)
+        yield values, int(sums[group]), int(counts[group])
 
 
 def _idle(partition: RankPartition) -> Pieces:
