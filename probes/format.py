@@ -104,6 +104,13 @@ THREAD = 30  # a time, b tid, c thread name: from here on the segment is written
 CALL = 31  # a start, b end, c request, d kind, e name; MORE: b bytes, c path, d fs, e tid
 SUM = 32  # of calls too short for a CALL: a time, b ns, d kind; MORE: a calls, b bytes, c path
 
+# Types of cells whose `a` is a time, and those whose `b` is one too.
+ENDED = (SPAN, STEP, STATE, GAP, CALL)
+TIMED = (
+    *ENDED,
+    *(END, MARK, REQUEST, SCHED, SAMPLE, ANCHOR, INFO, THREAD, SUM),
+)
+
 TYPE_NAMES = {
     PENDING: "pending",
     NAME: "name",

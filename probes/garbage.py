@@ -6,6 +6,7 @@ import gc
 from time import perf_counter_ns
 
 from . import format as layout
+from .looks import edge
 from .recorder import FAULTS, WORDS_A_CELL, current, put
 
 TYPE_CHECKING = False
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 # many ns they explain nothing, and a record would cost as much as the collection.
 SHORTEST_NS = 50_000
 
+FULL = 2
+"""The generation whose collections look at the whole heap."""
+
 _began = [0]
 
 
@@ -25,12 +29,16 @@ def watch() -> None:
 
 
 def _on_collection(phase: str, info: dict[str, Any]) -> None:
-    now = perf_counter_ns()
     if phase == "start":
-        _began[0] = now
-    elif now - _began[0] >= SHORTEST_NS:
+        if info["generation"] == FULL:  # what came before in the step is told from it
+            edge()
+        _began[0] = perf_counter_ns()
+        return
+    now = perf_counter_ns()
+    if now - _began[0] >= SHORTEST_NS:
         try:
             _write(_began[0], now, info)
+            edge()
         except FAULTS:
             pass
 

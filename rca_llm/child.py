@@ -47,8 +47,11 @@ class NotStarted(RcaError):
         self.status = status
 
 
-def hold_signals() -> set[signal.Signals]:
+def hold_signals() -> set[int]:
     """Keep signals pending from here on, so that none is lost; the signal mask before.
+
+    The mask is in numbers, since signals between the first and the last of the real-time ones have
+    no name.
 
     Must be called before any thread starts: threads inherit the mask, and one that does not hold a
     signal would take it. It is never undone: what comes after the command's end (an impatient
@@ -56,7 +59,7 @@ def hold_signals() -> set[signal.Signals]:
     """
     held = forwarded() | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
-    return {signal.Signals(number) for number in before}
+    return {int(number) for number in before}
 
 
 def forwarded() -> set[int]:
@@ -65,7 +68,7 @@ def forwarded() -> set[int]:
     return {int(number) for number in signal.valid_signals()} - {int(n) for n in left_alone}
 
 
-def start(command: Sequence[str], env: Mapping[str, str], mask: set[signal.Signals]) -> int:
+def start(command: Sequence[str], env: Mapping[str, str], mask: set[int]) -> int:
     """Start ``command`` with ``env`` and the signal mask ``mask``; its pid.
 
     Every inherited file descriptor stays open. Raises `NotStarted`.
@@ -81,7 +84,7 @@ def start(command: Sequence[str], env: Mapping[str, str], mask: set[signal.Signa
         raise NotStarted(f"{command[0]!r}: {error}", NOT_EXECUTABLE) from None
 
 
-def _spawn(command: Sequence[str], env: Mapping[str, str], mask: set[signal.Signals]) -> int:
+def _spawn(command: Sequence[str], env: Mapping[str, str], mask: set[int]) -> int:
     return os.posix_spawnp(
         command[0], list(command), dict(env), setsigmask=mask, setsigdef=_RESTORED
     )

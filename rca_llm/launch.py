@@ -196,7 +196,7 @@ def _traced(
     options: Options,
     run: Run,
     base: Mapping[str, str],
-    mask: set[signal.Signals],
+    mask: set[int],
 ) -> int:
     options = _without_preload(command, options, base)
     began = recorder.anchor()

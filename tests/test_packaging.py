@@ -175,7 +175,7 @@ def test_the_wheel_holds_what_is_written_in_c(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     found = zipfile.ZipFile(wheel).namelist()
     native = {Path(name).name for name in found if name.endswith(".so")}
-    for_python = {f"{name}{EXTENSION_SUFFIXES[0]}" for name in ("_recorder", "_timed")}
+    for_python = {f"{name}{EXTENSION_SUFFIXES[0]}" for name in ("_recorder", "_timed", "_watch")}
     assert native == {"librca_llm.so", "librca_preload.so", *for_python}
 
 

@@ -284,8 +284,16 @@ def test_bad_arguments_never_raise(tmp_path: Path) -> None:
 
 def _interpreters() -> list[str]:
     """Other Pythons of this machine, one of each minor version."""
-    found = {path.name: str(path) for path in map(Path, _candidates()) if path.exists()}
+    found = {path.name: str(path) for path in map(Path, _candidates()) if _runs(path)}
     return sorted(found.values()) or [""]
+
+
+def _runs(python: Path) -> bool:
+    """Whether it starts: pyenv's wrappers are there for versions that are not."""
+    call = [str(python), "-c", ""]
+    return (
+        python.exists() and subprocess.run(call, capture_output=True, check=False).returncode == 0
+    )
 
 
 def _candidates() -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import rca_llm
 from rca_llm.cli import main
 from rca_llm.whatif import whatif
 from tests.conftest import SHARED
+from tests.traced import environment
 
 DATA = SHARED / "data"
 REAL = [
@@ -77,7 +80,9 @@ def test_an_unchanged_replay_of_runs_on_an_h200(archive: Path, tmp_path: Path) -
 
 def test_an_unchanged_replay_of_a_run_of_our_own(tmp_path: Path) -> None:
     target = tmp_path / "run.rca"
-    assert main(["inject", "serialisation", "-o", str(target)]) == 0
+    # In a process of its own: a launcher keeps signals from whoever it runs in.
+    call = [sys.executable, "-m", "rca_llm", "inject", "serialisation", "-o", str(target)]
+    subprocess.run(call, env=environment(), capture_output=True, check=True)
     assert unchanged(target) > 2 * 20  # latencies and times to first token, steps and the window
 
 

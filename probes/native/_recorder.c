@@ -582,6 +582,14 @@ static PyObject *look(PyObject *module, PyObject *within)
     return PyBool_FromLong(write_look());
 }
 
+static PyObject *edge(PyObject *module, PyObject *none)
+{
+    (void)module, (void)none;
+    if (look_at)
+        look_around(counter_clock());
+    Py_RETURN_NONE;
+}
+
 /* The number of a step: -1, which stands for none, where it is too large for a cell. */
 static int64_t step_number(PyObject *step)
 {
@@ -816,6 +824,8 @@ static PyMethodDef functions[] = {
      "look(within)\n--\n\n"
      "Look at the calling thread, from here on at edges of its spans too, or no more;\n"
      "whether there was room."},
+    {"edge", edge, METH_NOARGS,
+     "Look at the calling thread if it is in a step and was not looked at for 2 ms, as spans do."},
     {"prepare", prepare, METH_VARARGS,
      "Take the slow span and record, OFF, the variable, and what recording itself may raise."},
     {NULL, NULL, 0, NULL},

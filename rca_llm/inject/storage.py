@@ -6,6 +6,7 @@ import logging
 import mmap
 import os
 import random
+from itertools import islice
 from pathlib import Path
 
 from rca_llm.inject.catalogue import Order
@@ -52,8 +53,9 @@ class Reads(_OnDisk):
     """`magnitude` MB of a file, read from disk in every step."""
 
     def begin(self) -> None:
-        """Make the file."""
-        os.close(self.fill())
+        """Make the file, and the memory that is read into: making it is no part of a read."""
+        self._descriptor = self.fill()
+        self._buffer = bytearray(1 << 20)
         self._at = 0
 
     def in_step(self, number: int) -> None:
@@ -61,13 +63,17 @@ class Reads(_OnDisk):
         count = int(self.magnitude * 1e6)
         if self._at + count > FILE_BYTES:
             self._at = 0
-        with self.ledger.delay(), self.path.open("rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), self._at, count, os.POSIX_FADV_DONTNEED)
-            file.seek(self._at)
-            left = count
-            while left > 0 and (data := file.read(min(left, 1 << 20))):
-                left -= len(data)
+        with self.ledger.delay(), memoryview(self._buffer) as whole:
+            os.posix_fadvise(self._descriptor, self._at, count, os.POSIX_FADV_DONTNEED)
+            at, end = self._at, self._at + count
+            while at < end and (got := os.preadv(self._descriptor, [whole[: end - at]], at)):
+                at += got
         self._at += count
+
+    def end(self) -> None:
+        """Close and remove the file."""
+        os.close(self._descriptor)
+        super().end()
 
 
 class Faults(_OnDisk):
@@ -81,12 +87,12 @@ class Faults(_OnDisk):
         self._map.madvise(mmap.MADV_RANDOM)
         pages = list(range(FILE_BYTES // PAGE))
         random.Random(0).shuffle(pages)
-        self._pages = pages
+        self._pages = iter(pages)  # taking from the front of a list would take time of a step
 
     def in_step(self, number: int) -> None:
         """Touch the next pages."""
         count = max(round(self.magnitude), 1)
-        mine, self._pages = self._pages[:count], self._pages[count:]
+        mine = list(islice(self._pages, count))
         with self.ledger.delay():
             for page in mine:
                 self._map[page * PAGE]

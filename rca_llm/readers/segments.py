@@ -29,6 +29,8 @@ _MOST = {
 """The largest values of header fields that are wider than what they are used for."""
 MOST_LOST_NAMES = 65_536
 """Ids that may have been given out and not written, where there was no room."""
+_LATEST_NS = 2**62
+"""A time beyond 146 years after the start of the machine comes from damage."""
 _PAYLOADS = (layout.PENDING, layout.NAME, layout.BUFFER)
 
 
@@ -160,7 +162,27 @@ def parse(name: str, data: bytes | bytearray | memoryview) -> Segment | None:
     segment.cut = _cut(view)
     _read_payloads(segment, body)
     _apply_ends(segment)
+    _drop_impossible(segment)
     return segment
+
+
+def _drop_impossible(segment: Segment) -> None:
+    """Leave out cells whose times no clock gives: sums of such times overflow."""
+    begins, ends = _of_types(segment, layout.TIMED), _of_types(segment, layout.ENDED)
+    wrong = (begins & _impossible(segment.cells["a"])) | (ends & _impossible(segment.cells["b"]))
+    segment.kinds[wrong] = 0
+    segment.damaged += int(wrong.sum())
+
+
+def _impossible(times: Array) -> Mask:
+    return (times > _LATEST_NS) | (times < -_LATEST_NS)
+
+
+def _of_types(segment: Segment, types: Iterable[int]) -> Mask:
+    """Which cells are of one of some types."""
+    wanted = np.zeros(256, bool)
+    wanted[list(types)] = True
+    return wanted[segment.kinds]
 
 
 def _cut(view: memoryview) -> str | None:

@@ -118,7 +118,7 @@ def _damage(run: Path, damage: Damage) -> None:
         damage(numbers, data)
         path.write_bytes(data)
         try:
-            readers.load(run)
+            readers.load(run).attribute()
         except RcaError as error:
             assert "\n" not in str(error)
         except Exception as error:
