@@ -50,6 +50,21 @@ def test_signals_reach_the_command_and_its_status_comes_back(tmp_path: Path, nam
     assert Run(tmp_path / "run").manifest()["status"] == number + 20
 
 
+def test_blocked_signals_without_a_name_stay_blocked(tmp_path: Path) -> None:
+    """Real-time signals between the first and the last have numbers only."""
+    number = signal.SIGRTMIN + 1
+    code = f"import signal; print({number} in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    command = [*TRACE, "-o", str(tmp_path / "run"), "--", sys.executable, "-c", code]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment(), timeout=60, check=False
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 def test_ctrl_c_of_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
     """The terminal signals the whole process group; the launcher must not add a second one."""
     script = tmp_path / "count.py"
