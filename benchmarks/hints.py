@@ -23,7 +23,7 @@ from rca_llm.hints import thresholds
 from rca_llm.report import Report
 from rca_llm.table import Array, Table
 from rca_llm.trace import TABLES, Device, Header, Input, Timeline, Trace
-from rca_llm.whatif import Model, whatif
+from rca_llm.whatif import whatif
 
 Answer = TypeVar("Answer")
 
@@ -118,9 +118,9 @@ def measured(trace: Trace, repeats: int) -> tuple[Report, list[Spent]]:
     changed = {"scheduling.launch": 0.0, "scheduling.gc": 0.0}
     for _ in range(repeats):
         summary = copy.copy(report.summary)
-        if report.job is not None:
+        if report.model is not None:
             # A graph not built yet, which both then share, as in a run of `rca-llm whatif`.
-            report = replace(report, model=Model(report.job, report.lives))
+            report = replace(report, model=replace(report.model))
         _timed(partial(_explain, report, summary, limits), spent["hints"])
         _timed(partial(whatif, report, changed), spent["what-if"])
         spent["both"].append(spent["hints"][-1] + spent["what-if"][-1])
@@ -131,8 +131,8 @@ def measured(trace: Trace, repeats: int) -> tuple[Report, list[Spent]]:
 def _explain(
     report: Report, summary: dict[str, Any], limits: Mapping[str, Mapping[str, float]]
 ) -> None:
-    if report.job is not None:
-        hints.explain(summary, report.job, report.lives, limits, model=report.model)
+    if report.model is not None:
+        hints.explain(summary, report.model, limits)
 
 
 def _timed(call: Callable[[], Answer], seconds: list[float]) -> Answer:

@@ -65,11 +65,18 @@ class Report:
     trace: Trace
     segments: list[RankSegments] = field(default_factory=list[RankSegments])
     request_segments: dict[str, RequestSegments] = field(default_factory=dict[str, RequestSegments])
-    job: Job | None = None
-    """What was attributed; None where ranks were analysed apart from each other."""
-    lives: list[Life] = field(default_factory=list[Life])
-    model: Model | None = field(default=None, repr=False)
+    model: Model | None = None
     """What predictions replay; None where ranks were analysed apart from each other."""
+
+    @property
+    def job(self) -> Job | None:
+        """What was attributed; None where ranks were analysed apart from each other."""
+        return None if self.model is None else self.model.job
+
+    @property
+    def lives(self) -> Sequence[Life]:
+        """The lives of the requests; none where ranks were analysed apart from each other."""
+        return () if self.model is None else self.model.lives
 
     def frames(self) -> dict[str, pd.DataFrame]:
         """Every list of the summary as a pandas frame, by name; nested values as `shares.io`."""
@@ -103,14 +110,12 @@ def build(trace: Trace, thresholds: Thresholds | None = None) -> Report:
         whole(trace, job, requests, lives),
     )
     model = Model(job, lives)
-    hints.explain(summary, job, lives, thresholds, model=model)
+    hints.explain(summary, model, thresholds)
     return Report(
         summary,
         trace,
         [_rank_segments(member) for member in job.ranks],
         {life.request.id: _request_segments(life) for life in lives},
-        job,
-        lives,
         model,
     )
 

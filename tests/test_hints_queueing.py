@@ -9,6 +9,7 @@ from rca_llm.attribute import job as jobs
 from rca_llm.attribute import requests as lives_of
 from rca_llm.attribute.view import engine_view
 from rca_llm.hints.thresholds import load
+from rca_llm.whatif import Model
 from tests.scenes import GEMM, MS, US, S, Scene, hint, ids
 
 PERIOD = 10 * MS
@@ -212,7 +213,7 @@ def test_windows_can_be_shorter_by_configuration() -> None:
     ]
     limits = {id: dict(rows) for id, rows in load().items()}
     limits["R33"]["windows"] = 3
-    hints.explain(summary, job, lives, limits)
+    hints.explain(summary, Model(job, lives), limits)
     assert "R33" in ids(summary)
 
 

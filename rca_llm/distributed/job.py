@@ -34,6 +34,7 @@ from rca_llm.scheduler import Workers, workers
 from rca_llm.summary import contribution as contributions
 from rca_llm.table import integers
 from rca_llm.trace import Finding, Timeline, Trace
+from rca_llm.whatif import Model
 
 TOGETHER = 8
 """Inputs that are analysed in one process where nobody asks for more; memory for each is held."""
@@ -214,7 +215,7 @@ def _summary(trace: Trace, shares: Sequence[Share], matched: list[Collective]) -
     found = contributions.summary(
         [own.contribution for own in shares], whole(trace, job, requests, lives)
     )
-    hints.explain(found, job, lives, rules=[rule for rule in RULES if not of_one_rank(rule)])
+    hints.explain(found, Model(job, lives), rules=[rule for rule in RULES if not of_one_rank(rule)])
     hints.put(found, merged(found["hints"], shares))
     return found
 

@@ -35,6 +35,7 @@ from rca_llm.summary import contribution as contributions
 from rca_llm.summary.contribution import Contribution
 from rca_llm.table import Ints, Table, known
 from rca_llm.trace import Clock, Finding, Header, Input, Origin, Timeline, Trace
+from rca_llm.whatif import Model
 
 MOST_SAMPLES = 1 << 16
 """More samples of a rank than this do not travel."""
@@ -125,7 +126,9 @@ def _hints(job: Job, contribution: Contribution) -> list[dict[str, Any]]:
     requests, lives = lives_in(job)
     trace = Trace([recording.timeline for recording in job.recordings])
     summary = contributions.summary([contribution], whole(trace, job, requests, lives))
-    hints.explain(summary, job, lives, rules=[rule for rule in hints.RULES if of_one_rank(rule)])
+    hints.explain(
+        summary, Model(job, lives), rules=[rule for rule in hints.RULES if of_one_rank(rule)]
+    )
     found: list[dict[str, Any]] = summary["hints"]
     return found
 

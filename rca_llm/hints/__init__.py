@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from rca_llm.attribute.job import Job
-from rca_llm.attribute.requests import Life
 from rca_llm.hints import (
     access,
     communication,
@@ -47,19 +45,12 @@ FAMILIES: tuple[ModuleType, ...] = (
 
 def explain(
     summary: dict[str, Any],
-    job: Job,
-    lives: Sequence[Life],
+    model: Model,
     thresholds: Thresholds | None = None,
     rules: Sequence[Rule] = RULES,
-    *,
-    model: Model | None = None,
 ) -> None:
-    """Put the hints into a summary, and the best of each class into its `class_stats`.
-
-    `model` is that of the job and lives, where others will ask for its graph too.
-    """
-    limits = load() if thresholds is None else thresholds
-    case = Case(summary, job, lives, limits, model or Model(job, lives))
+    """Put the hints into a summary, and the best of each class into its `class_stats`."""
+    case = Case(summary, model, load() if thresholds is None else thresholds)
     put(summary, judge(case, rules))
 
 

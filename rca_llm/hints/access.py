@@ -57,6 +57,12 @@ def _during(samples: list[tuple[int, float]], spans: Spans) -> Array:
     return values[(inside >= COVERED * usual) & (usual > 0)]
 
 
+def _costliest(every: Iterator[Counted], least: float) -> Counted | None:
+    """The kernel that loses most by its counter, of those whose counter is at least so much."""
+    found = [one for one in every if one.median >= least]
+    return max(found, key=lambda one: one.median * one.loss.ns, default=None)
+
+
 @rule(
     "R46",
     "BANK-CONFLICT",
@@ -73,8 +79,7 @@ def bank_conflicts(case: Case) -> Hint | None:
     """
     limits = case.limits("R46")
     every = counted(case, "gpu.bank_conflicts", limits["step_share"], limits["samples"])
-    found = [one for one in every if one.median >= limits["share"]]
-    best = max(found, key=lambda one: one.median * one.loss.ns, default=None)
+    best = _costliest(every, limits["share"])
     if best is None:
         return None
     charge = case.charge((best.shape.part,), best.shape.spans)
@@ -110,8 +115,7 @@ def strided_access(case: Case) -> Hint | None:
     """
     limits = case.limits("R47")
     every = counted(case, "gpu.load_sectors", limits["step_share"], limits["samples"])
-    found = [one for one in every if one.median >= limits["sectors"]]
-    best = max(found, key=lambda one: one.median * one.loss.ns, default=None)
+    best = _costliest(every, limits["sectors"])
     if best is None:
         return None
     charge = case.charge((best.shape.part,), best.shape.spans)

@@ -45,14 +45,22 @@ class Case:
     """Everything that rules may look at; nothing in it is changed by them."""
 
     summary: Mapping[str, Any]
-    job: Job
-    lives: Sequence[Life]
-    thresholds: Thresholds
     model: Model
+    thresholds: Thresholds
     failed: dict[str, str] = field(default_factory=dict[str, str])
     """The gates that failed, each with what it said."""
     blocking: set[str] = field(default_factory=set[str])
     """Those of them that silence rules."""
+
+    @property
+    def job(self) -> Job:
+        """The job that is judged."""
+        return self.model.job
+
+    @property
+    def lives(self) -> Sequence[Life]:
+        """The lives of its requests."""
+        return self.model.lives
 
     def limits(self, id: str) -> Mapping[str, float]:
         """The thresholds of a rule."""
