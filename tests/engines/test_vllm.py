@@ -113,20 +113,20 @@ def test_no_request_is_missing_and_none_is_extra(loaded: Recorded) -> None:
 
 
 def test_times_are_those_of_vllm(loaded: Recorded) -> None:
-    """All but two of 40: on a busy machine a thread may wait between vLLM's clock and ours."""
+    """For three requests of four: on a busy machine a thread may wait between the two clocks."""
     ids, rows = loaded.calls, loaded.requests
     found = compare.differences(loaded.timeline, ids, rows, loaded.stamps)
     for name, values in found.items():
         print(f"{name}: median {median(values) / MS:.2f} ms, worst {values[-1] / MS:.2f} ms")
-        assert values[-3] < CLOSE, (name, values)
+        assert values[len(values) * 3 // 4] < CLOSE, (name, values)
 
 
-def test_requests_do_not_end_before_vllm_says_so(loaded: Recorded) -> None:
-    """vLLM's e2e latency ends when the last output reaches the frontend."""
+def test_requests_end_between_the_two_times_that_vllm_gives(loaded: Recorded) -> None:
+    """vLLM's e2e latency ends when the last output reaches the frontend, its span once written."""
     for id in loaded.calls:
         row, told = loaded.requests[id], loaded.stamps[id]
         end = row["start_ns"] + row["latency_ns"]
-        assert end >= told["start"] + told["gen_ai.latency.e2e"] * 1e9
+        assert told["start"] + told["gen_ai.latency.e2e"] * 1e9 <= end <= told["end"]
 
 
 def test_token_counts_are_those_that_were_asked_for(loaded: Recorded) -> None:
