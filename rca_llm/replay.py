@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rca_llm import intervals
+from rca_llm.arrivals import admission
 from rca_llm.attribute import host
 from rca_llm.attribute.codes import COPY_SYNC, SYNC
 from rca_llm.attribute.job import Job, Member
@@ -384,31 +385,6 @@ def _arrivals(job: Job, lives: Sequence[Life], threads: Sequence[Pieces]) -> lis
                 wait = Wait(number, free, one.at, NO_OP, sync=False, until=one.ready, work=one.text)
                 found.append(wait)
     return found
-
-
-@dataclass(frozen=True)
-class Admission:
-    """When the engine first worked for a request, when it could have, and its tokenising before.
-
-    `at` and `ready` are instants, `text` is a time, ns.
-    """
-
-    at: int
-    ready: int
-    text: int
-
-
-def admission(life: Life) -> Admission | None:
-    """The admission of a request; None where its arrival is not known."""
-    arrival, label = life.request.arrival, life.pieces.label
-    if arrival is None or not len(life.pieces):
-        return None
-    admitted = np.flatnonzero(
-        ~among(label, [CODE["scheduling.queue"], CODE["scheduling.tokenize"]])
-    )
-    at = int(life.pieces.start[admitted[0]]) if len(admitted) else arrival
-    text = min(int(life.totals[CODE["scheduling.tokenize"]]), at - arrival)
-    return Admission(at, arrival + text, text)
 
 
 def _free_since(member: Member, thread: Pieces, at: Ints) -> list[int]:

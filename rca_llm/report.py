@@ -12,11 +12,10 @@ from rca_llm import align as alignment
 from rca_llm import hints
 from rca_llm.attribute import clocks
 from rca_llm.attribute import job as jobs
-from rca_llm.attribute import requests as lives_of
 from rca_llm.attribute.job import Job
+from rca_llm.attribute.lives import lives_in
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.requests import Life, Request
-from rca_llm.attribute.view import engine_view
 from rca_llm.hints.thresholds import Thresholds
 from rca_llm.quality import repair
 from rca_llm.summary import contribution as contributions
@@ -28,7 +27,7 @@ from rca_llm.whatif import Model
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["SCHEMA", "RankSegments", "Report", "RequestSegments", "build", "lives_in", "whole"]
+__all__ = ["SCHEMA", "RankSegments", "Report", "RequestSegments", "build", "whole"]
 
 
 @dataclass(frozen=True)
@@ -146,26 +145,3 @@ def _rank_segments(member: jobs.Member) -> RankSegments:
 
 def _request_segments(life: Life) -> RequestSegments:
     return RequestSegments(life.pieces.start, life.pieces.end, life.pieces.label)
-
-
-def lives_in(job: Job) -> tuple[list[Request], list[Life]]:
-    """The requests of a job by arrival, and the partition of each that has an arrival."""
-    requests: list[Request] = []
-    lives: list[Life] = []
-    seen: set[tuple[str | None, str]] = set()
-    for number, (recording, partition) in enumerate(job.ranks):
-        fresh = [
-            request
-            for request in lives_of.requests_of(recording.timeline)
-            if (recording.timeline.header.job, request.id) not in seen
-        ]
-        if not fresh:
-            continue
-        seen.update((recording.timeline.header.job, request.id) for request in fresh)
-        view = engine_view(job.ranks, number, job.collectives)
-        found = [lives_of.life(request, recording, partition, view) for request in fresh]
-        requests += fresh
-        lives += [life for life in found if life is not None]
-    requests.sort(key=lambda request: request.arrival or 0)
-    lives.sort(key=lambda life: life.request.arrival or 0)
-    return requests, lives

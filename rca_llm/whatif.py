@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rca_llm.arrivals import Admission, Turns, admission
 from rca_llm.attribute import job as jobs
-from rca_llm.attribute import requests as lives_of
 from rca_llm.attribute.job import Job
+from rca_llm.attribute.lives import lives_in
 from rca_llm.attribute.parts import CODE, PARTS
 from rca_llm.attribute.requests import Life
-from rca_llm.attribute.view import engine_view
 from rca_llm.errors import RcaError
-from rca_llm.replay import Change, Clock, Graph, Replay, admission, graph, rank_of, replay
+from rca_llm.replay import Change, Clock, Graph, Replay, graph, rank_of, replay
 from rca_llm.summary.requests import latency
 from rca_llm.summary.stats import mean, percentile
 from rca_llm.table import Array, Ints
@@ -77,33 +77,26 @@ class Model:
         """The graph, built when it is first asked for: hints and predictions share it."""
         return graph(self.job, self.lives)
 
+    @cached_property
+    def turns(self) -> list[Turns]:
+        """The steps of every rank, which requests wait for; times as in the graph."""
+        base, ranks = self.graph.base, self.job.ranks
+        both = [(one.steps.start[own.steps], one.steps.end[own.steps]) for one, own in ranks]
+        return [Turns(start - base, end - base) for start, end in both]
+
 
 def model(report: Report) -> Model:
     """The dependency graph behind a report."""
     if report.model is not None:
         return report.model
     job = jobs.attribute(report.trace.timelines)
-    return Model(job, _lives(job))
+    return Model(job, lives_in(job)[1])
 
 
 def savings(found: Model, new: Replay, change: Change) -> dict[str, int]:
     """What a replay saves every finished request, ns; negative where it makes it slower."""
     rows = [row for life in found.lives if (row := _request(found, new, life, change))]
     return {row["id"]: row["latency_ns"] - row["new_latency_ns"] for row in rows}
-
-
-def _lives(job: Job) -> list[Life]:
-    """The lives of all requests whose arrival is known, each once."""
-    found: dict[str, Life] = {}
-    for number, (recording, partition) in enumerate(job.ranks):
-        requests = lives_of.requests_of(recording.timeline)
-        fresh = [request for request in requests if request.id not in found]
-        view = engine_view(job.ranks, number, job.collectives) if fresh else None
-        for request in fresh:
-            life = None if view is None else lives_of.life(request, recording, partition, view)
-            if life is not None:
-                found[request.id] = life
-    return list(found.values())
 
 
 def whatif(report: Report, changed: Mapping[str, float]) -> dict[str, Any]:
@@ -138,7 +131,10 @@ def _request(found: Model, new: Replay, life: Life, change: Change) -> dict[str,
     end = float(clock(np.array([last - base]))[0]) + rest
     first = request.first_token
     begun = None if first is None else float(clock(np.array([first - base]))[0])
-    arrival = _arrival(life, request.arrival - base, clock, base, change)
+    arrival: float = request.arrival - base
+    one = admission(life)
+    if one is not None:
+        arrival += _moved(one.since(base), found.turns[number], clock, change, base)
     return {
         "id": request.id,
         "latency_ns": lasted,
@@ -148,24 +144,13 @@ def _request(found: Model, new: Replay, life: Life, change: Change) -> dict[str,
     }
 
 
-def _arrival(life: Life, measured: int, clock: Clock, base: int, change: Change) -> float:
-    """The time from which a request's new latency counts, beside the new times of its steps.
-
-    Its arrival, where the engine comes to it after that. An engine that would be there too early
-    goes on without it, and a request that is tokenised sooner joins an earlier step: either then
-    waits for a step as long as it did.
-    """
-    one = admission(life)
-    if one is None:
-        return measured
+def _moved(one: Admission, turns: Turns, clock: Clock, change: Change, base: int) -> float:
+    """How much later a request comes that waits as long as it would, beside its new steps, ns."""
     text = np.array([CODE["scheduling.tokenize"]])
-    factor = change.factor(text, np.array([measured + base]), np.array([one.ready]))
-    needed = one.text * float(factor[0])
-    at = float(clock(np.array([one.at - base]))[0])
-    joined = measured + needed + one.at - one.ready
-    if at >= measured + needed:
-        joined = max(min(joined, at), at - (one.text - needed))
-    return measured + at - joined
+    span = np.array([one.arrival]), np.array([one.ready])
+    needed = one.text * float(change.factor(text, *span, base)[0])
+    at = float(clock(np.array([one.at]))[0])
+    return at - needed - turns.waited(one, one.arrival + needed, clock) - one.arrival
 
 
 def _figures(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:

@@ -167,6 +167,21 @@ def test_a_shorter_service_shortens_the_queue() -> None:
     assert rows[3]["new_latency_ns"] == pytest.approx(40 * MS, rel=0.001)
 
 
+def test_a_request_that_joins_others_waits_for_a_shorter_step() -> None:
+    scene = Scene()
+    for n in range(10):
+        batch = {"a": "decode" if n else "prefill"} | ({"b": "decode"} if n > 6 else {})
+        scene.step(n, n * 20 * MS, (n + 1) * 20 * MS, **batch)
+        scene.span("host", n * 20 * MS, (n * 20 + 10) * MS, name="prepare")
+        scene.work(GEMM, (n * 20 + 10) * MS, (n + 1) * 20 * MS)
+    scene.request("a", 0, [(n + 1) * 20 * MS for n in range(10)])
+    tokens = [(n + 1) * 20 * MS for n in range(7, 10)]
+    scene.request("b", 124 * MS, tokens, scheduled=140 * MS)
+    _, late = answer(scene, scheduling__host=0)["requests"]
+    assert late["latency_ns"] == 76 * MS
+    assert late["new_latency_ns"] == pytest.approx(36 * MS, rel=0.001)
+
+
 def test_detokenising_after_the_last_token_scales_with_it() -> None:
     scene = Scene()
     scene.serve()

@@ -19,6 +19,7 @@ from rca_llm.attribute import job as jobs
 from rca_llm.attribute.collective_parts import Part, parts_of
 from rca_llm.attribute.collectives import Collective
 from rca_llm.attribute.job import Job
+from rca_llm.attribute.lives import lives_in
 from rca_llm.attribute.ranks import find_ranks
 from rca_llm.attribute.requests import requests_of
 from rca_llm.distributed.share import Order, Share, of_one_rank, share
@@ -29,7 +30,7 @@ from rca_llm.hints.thresholds import Thresholds
 from rca_llm.readers import load, reader_of
 from rca_llm.readers.files import entries, source
 from rca_llm.readers.kineto_pieces import collection_paused
-from rca_llm.report import Report, lives_in, whole
+from rca_llm.report import Report, whole
 from rca_llm.scheduler import Workers, workers
 from rca_llm.summary import contribution as contributions
 from rca_llm.table import integers

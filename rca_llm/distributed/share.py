@@ -17,6 +17,7 @@ from rca_llm.attribute.device import Activity
 from rca_llm.attribute.host import HostRecords
 from rca_llm.attribute.job import Job
 from rca_llm.attribute.links import Links
+from rca_llm.attribute.lives import lives_in
 from rca_llm.attribute.partition import (
     RankPartition,
     Recording,
@@ -30,7 +31,7 @@ from rca_llm.distributed.survey import recording, thinned
 from rca_llm.errors import RcaError
 from rca_llm.hints.model import Rule
 from rca_llm.quality import repair
-from rca_llm.report import lives_in, whole
+from rca_llm.report import whole
 from rca_llm.summary import contribution as contributions
 from rca_llm.summary.contribution import Contribution
 from rca_llm.table import Ints, Table, known

@@ -16,10 +16,10 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
+from rca_llm.arrivals import admission
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.requests import Life
 from rca_llm.hints.case import Case
-from rca_llm.replay import admission
 from rca_llm.table import Array, Ints
 
 FEWEST_STEPS, MOST_STEPS = 10, 200_000

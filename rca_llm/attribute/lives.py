@@ -1,0 +1,31 @@
+"""The lives of all requests of a job."""
+
+from __future__ import annotations
+
+from rca_llm.attribute import requests as lives_of
+from rca_llm.attribute.job import Job
+from rca_llm.attribute.requests import Life, Request
+from rca_llm.attribute.view import engine_view
+
+
+def lives_in(job: Job) -> tuple[list[Request], list[Life]]:
+    """The requests of a job by arrival, and the partition of each that has an arrival."""
+    requests: list[Request] = []
+    lives: list[Life] = []
+    seen: set[tuple[str | None, str]] = set()
+    for number, (recording, partition) in enumerate(job.ranks):
+        fresh = [
+            request
+            for request in lives_of.requests_of(recording.timeline)
+            if (recording.timeline.header.job, request.id) not in seen
+        ]
+        if not fresh:
+            continue
+        seen.update((recording.timeline.header.job, request.id) for request in fresh)
+        view = engine_view(job.ranks, number, job.collectives)
+        found = [lives_of.life(request, recording, partition, view) for request in fresh]
+        requests += fresh
+        lives += [life for life in found if life is not None]
+    requests.sort(key=lambda request: request.arrival or 0)
+    lives.sort(key=lambda life: life.request.arrival or 0)
+    return requests, lives
