@@ -161,7 +161,7 @@ def _sentence(text: str) -> str:
 def hint(row: Mapping[str, Any]) -> dict[str, Any]:
     """A hint with everything needed to check it."""
     share, requests = row.get("share"), listed(row.get("requests"))
-    saving = saving_of(row)
+    saving = saving_of(row) or "not judged"
     return {
         "id": shown(row["id"]),
         "page": anchor(row["id"]) if row["id"] in known() else None,
@@ -169,7 +169,8 @@ def hint(row: Mapping[str, Any]) -> dict[str, Any]:
         "class": row["class"] if row["class"] in CLASSES else "unknown",
         "class_about": CLASS_TERMS.get(row["class"], ""),
         "confidence": row["confidence"],
-        "saving": saving and units.unbroken(saving),
+        "saves": bool(row["saving_ns"]),
+        "saving": "none by itself" if row["saving_ns"] == 0 else units.unbroken(saving),
         "share": None if share is None else units.percent(share),
         "advice": [shown(text, 1000) for text in listed(row.get("advice")) if text],
         "evidence": evidence.rows(row),

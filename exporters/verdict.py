@@ -92,7 +92,9 @@ def summed(ns: int, count: int, noun: str) -> str:
 def saves(hint: Mapping[str, Any]) -> str:
     """What removing the cause of a hint would save, in words."""
     saving = saving_of(hint)
-    return "saving not judged" if saving is None else f"saves up to {saving}"
+    if saving is None:
+        return "saving not judged"
+    return f"saves up to {saving}" if hint["saving_ns"] else "saves nothing by itself"
 
 
 def saving_of(hint: Mapping[str, Any]) -> str | None:

@@ -67,6 +67,11 @@ def test_an_unjudged_saving_is_not_zero() -> None:
     assert "saving not judged" in text
 
 
+def test_a_saving_of_nothing_is_said_in_words() -> None:
+    text = printed(with_hint(trace().attribute(), saving_ns=0, requests=["a", "b"]))
+    assert "(saves nothing by itself, confidence high)" in text
+
+
 def test_no_hint_is_said() -> None:
     report = trace().attribute()
     report.summary["hints"] = []

@@ -152,3 +152,40 @@ def test_recording_that_was_switched_off_on_purpose_is_no_loss() -> None:
     scene.step(0, 0, PERIOD, R="decode")
     scene.timeline.note("dropped_records", 1, "run", SWITCHED_OFF)
     assert "G2" not in ids(scene.summary())
+
+
+def test_a_warning_that_something_might_be_missing_is_no_loss_that_was_seen() -> None:
+    scene = Scene()
+    scene.step(0, 0, PERIOD, R="decode")
+    scene.timeline.note("dropped_records", 2, "process 7", "Not all NVTX events might be there.")
+    assert "G2" not in ids(scene.summary())  # ranges are not device work
+    scene.timeline.note("dropped_records", 1, "process 7", "Not all CUDA events might be there.")
+    found = hint(scene.summary(), "G2")
+    assert found["confidence"] == "medium"
+    assert found["title"].startswith(
+        "GPU work may not have been recorded: 1 × Not all CUDA events might be there;"
+    )
+
+
+def test_a_loss_is_told_in_the_recorders_own_units() -> None:
+    scene = Scene()
+    scene.step(0, 0, PERIOD, R="decode")
+    scene.timeline.note("dropped_records", 4096, "process 7", "bytes: writer held up")
+    found = hint(scene.summary(), "G2")
+    assert found["confidence"] == "high"
+    assert "not recorded: 4,096 × bytes: writer held up;" in found["title"]
+
+
+def test_the_cost_of_tracing_is_told_in_units_that_suit() -> None:
+    scene = Scene()
+    scene.step(0, 0, PERIOD, R="decode")
+    scene.timeline.note("tracer_overhead", 1, "rank 0", "9123456 ns on the program's threads")
+    assert hint(scene.summary(), "G5")["title"].endswith("9.123 ms on the program's threads")
+
+
+def test_titles_agree_in_number() -> None:
+    scene = Scene()
+    scene.step(0, 0, PERIOD, R="decode")
+    scene.timeline.note("negative_duration", 1, "rank 0", "ends before its start")
+    title = hint(scene.summary(), "G3")["title"]
+    assert title.startswith("1 record has impossible times and was repaired")

@@ -17,7 +17,7 @@ from rca_llm.hints import records
 from rca_llm.hints.case import Case, Spans, rank_rows, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.shapes import Shape, heavy_shapes
-from rca_llm.hints.wording import name, percent, plural, time
+from rca_llm.hints.wording import figure, name, percent, plural, time
 from rca_llm.table import Array, Ints, Mask, known
 from rca_llm.trace import KERNEL
 
@@ -287,7 +287,7 @@ def throttled_clock(case: Case) -> list[Hint]:
             Hint(
                 f"Clock of device {device} fell {periods.fast_value:.0f} → {periods.slow_value:.0f}"
                 f" MHz ({reason or 'reason ' + hex(periods.reasons)}): kernels run"
-                f" {slower:.3g}× as long",
+                f" {figure(slower, 3)}× as long",
                 "high",
                 charge,
                 {
@@ -416,8 +416,8 @@ def hidden_slow_state(case: Case) -> list[Hint]:
         charge = case.charge(COMPUTE, periods.slow)
         found.append(
             Hint(
-                f"All kernels of device {device} run {factor:.3g}× as long at the same clock and"
-                " without a throttle reason; not called throttling",
+                f"All kernels of device {device} run {figure(factor, 3)}× as long at the same"
+                " clock and without a throttle reason; not called throttling",
                 "medium",
                 charge,
                 {
@@ -608,7 +608,7 @@ def _contended(
         other = next(p for p in processes if p != process)
         yield Hint(
             f"GPU {device} is time-sliced between processes {process} and {other}: kernels last"
-            f" {ratio:.3g}× as long while both have work",
+            f" {figure(ratio, 3)}× as long while both have work",
             "medium",
             charge,
             {"kernel_ratio": ratio, "processes": len(processes), "device": device},
@@ -641,8 +641,8 @@ def _alternating(case: Case, recording: Recording, device: int, rows: Ints) -> I
     both = " and ".join(str(p) for p in np.unique(owner).tolist()[:2])
     total = int(reach[-1] - gpu["start"][rows[0]])
     yield Hint(
-        f"GPU {device} is time-sliced between processes {both}: it changes hands {len(turns)} times"
-        f" and stands still {time(float(np.median(gaps)))} each time",
+        f"GPU {device} is time-sliced between processes {both}: it changes hands {len(turns):,}"
+        f" times and stands still {time(float(np.median(gaps)))} each time",
         "medium",
         Charge(lost, total, (), int(spans[0][0]), int(spans[1][-1]), f"device {device}"),
         {"switches": len(turns), "median_gap_ns": int(np.median(gaps)), "device": device},

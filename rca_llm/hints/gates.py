@@ -17,7 +17,7 @@ from rca_llm.attribute.partition import Recording
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, rank_rows, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
-from rca_llm.hints.wording import percent, plural, time
+from rca_llm.hints.wording import name, percent, plural, readable, time
 from rca_llm.intervals import Pieces
 from rca_llm.summary.findings import PARTIAL_INPUT
 from rca_llm.table import NO_TEXT, Ints, Mask, known
@@ -110,7 +110,8 @@ def records_lost(case: Case) -> Hint | None:
     dropped but launches and replays are complete, such hints are less sure.
     """
     limits = case.limits("G2")
-    dropped = _count([row for row in _findings(case, "dropped_records") if _is_loss(row)])
+    told = [row for row in _findings(case, "dropped_records") if _is_loss(row)]
+    dropped = _count(told)
     launches = bare = replays = thin = empty = 0
     for member in case.job.ranks:
         if member[1].rank.traced:
@@ -123,10 +124,13 @@ def records_lost(case: Case) -> Hint | None:
     uncovered = covered is not None and covered < limits["covered"]
     if not (dropped or lost or thin or uncovered):
         return None
+    seen = bool(lost or thin or uncovered)
+    certain = seen or not all("might" in row["detail"] for row in told)
     return Hint(
-        _loss_in_words(dropped, bare if lost else 0, launches, thin + empty, replays)
+        f"GPU work {'was not' if certain else 'may not have been'} recorded: "
+        + _loss_in_words(told, bare if lost else 0, launches, thin + empty, replays)
         + "; idle time there is unknown",
-        "high",
+        "high" if certain else "medium",
         _nothing(case, "unknown.not_recorded"),
         {
             "dropped_records": dropped,
@@ -137,22 +141,27 @@ def records_lost(case: Case) -> Hint | None:
             "replays_without_kernels": empty,
         },
         unjudged=True,
-        blocks=bool(lost or thin or uncovered),
+        blocks=seen,
     )
 
 
 def _is_loss(finding: dict[str, Any]) -> bool:
     """Whether something was dropped that could have been of a device, and not on purpose."""
-    return "type" not in finding["where"] and finding["detail"] != SWITCHED_OFF
+    detail = finding["detail"]
+    ranges = "NVTX" in detail and "CUDA" not in detail
+    return "type" not in finding["where"] and detail != SWITCHED_OFF and not ranges
 
 
-def _loss_in_words(dropped: int, bare: int, launches: int, thin: int, replays: int) -> str:
+def _loss_in_words(
+    told: Sequence[dict[str, Any]], bare: int, launches: int, thin: int, replays: int
+) -> str:
+    """What is missing. What the recorder says may count records, bytes or warnings: as it says."""
     texts = [
-        f"{plural(dropped, 'record')} dropped" if dropped else "",
+        f"{told[0]['count']:,} × {name(told[0]['detail'].rstrip('.'), 100)}" if told else "",
         f"{percent(bare / launches)} of {launches:,} launches left no kernel" if bare else "",
         f"{thin:,} of {replays:,} graph replays were not fully recorded" if thin else "",
     ]
-    return "GPU work was not recorded: " + ", ".join(filter(None, texts))
+    return ", ".join(filter(None, texts))
 
 
 def _bare_launches(member: Member) -> tuple[int, int]:
@@ -266,8 +275,10 @@ def impossible_times(case: Case) -> Hint | None:
     rows = _findings(case, "impossible_duration", "negative_duration", "no_timestamp")
     if not rows:
         return None
+    one = _count(rows) == 1
     return Hint(
-        f"{plural(_count(rows), 'record')} have impossible times and were repaired:"
+        f"{plural(_count(rows), 'record')} {'has' if one else 'have'}"
+        f" impossible times and {'was' if one else 'were'} repaired:"
         f" {rows[0]['detail']}",
         "medium",
         Charge(0, 0),
@@ -339,7 +350,7 @@ def perturbed(case: Case) -> Hint | None:
     if not rows or (spent and sum(spent) <= case.limits("G5")["overhead_share"] * span):
         return None
     return Hint(
-        f"Tracing itself costs time: {rows[0]['detail'] or rows[0]['where']}",
+        f"Tracing itself costs time: {readable(rows[0]['detail']) or rows[0]['where']}",
         "medium",
         Charge(0, 0),
         {"findings": _count(rows), "tracing_ns": sum(spent) or None, "window_ns": span},
@@ -368,10 +379,16 @@ def step_coverage(case: Case) -> Hint | None:
     if not rows:
         return None
     return Hint(
-        f"{plural(_count(rows), 'step')} contain no GPU work ({rows[0]['detail']}); their idle time"
-        " says nothing",
+        f"No device work in {_empty_steps(rows)}: idle time in these says nothing",
         "medium",
         Charge(0, 0),
         {"steps_without_gpu": _count(rows)},
         unjudged=True,
     )
+
+
+def _empty_steps(rows: Sequence[dict[str, Any]]) -> str:
+    """How many steps of how many, and how many on other ranks."""
+    first, more = rows[0], _count(rows[1:])
+    where = f" on {first['where']} and in {more:,} on other ranks" if more else ""
+    return f"{int(first['count']):,} {first['detail']}{where}"

@@ -436,7 +436,8 @@ def allocation_churn(case: Case) -> Hint | None:
     if not steps and (charge.share or 0) < limits["latency_share"]:
         return None
     return Hint(
-        f"Device allocations in the hot path: {charge.told} in {plural(len(lasting), 'call')}",
+        f"Allocations of device or pinned memory in the hot path: {charge.told} in"
+        f" {plural(len(lasting), 'call')}",
         "high" if steps else "low",
         charge,
         {

@@ -342,9 +342,11 @@ def late_compilation(case: Case) -> Hint | None:
     if charge.ns < limits["span_ns"]:
         return None
     shape = _first_shape(case, charge)
+    did = f"compiled or loaded {plural(count, 'module')}"
+    if spans is first:
+        did = f"launched {plural(count, 'kernel')} slowly, as loading or compiling does"
     return Hint(
-        f"{'First use of ' + shape if shape else 'First use'} compiled or loaded"
-        f" {plural(count, 'module')}:"
+        f"{'First use of ' + shape if shape else 'First use'} {did}:"
         f" +{time(charge.ns / max(len(charge.requests), 1))} once",
         "high" if case.lives else "low",
         charge,

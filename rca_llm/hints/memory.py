@@ -13,7 +13,7 @@ from rca_llm.attribute.partition import Recording
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, Spans, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
-from rca_llm.hints.wording import name, percent, plural, size, time
+from rca_llm.hints.wording import figure, name, percent, plural, size, time
 from rca_llm.table import UNKNOWN, Array, Ints, Table, known
 
 HOUR = 3_600_000_000_000
@@ -272,7 +272,7 @@ def paging(case: Case) -> Hint | None:
     per_second, process = best
     felt = f": {charge.told}" if charge.ns else ""
     return Hint(
-        f"Process {process} waits for paging ({per_second:.3g} major faults a second){felt}",
+        f"Process {process} waits for paging ({figure(per_second, 3)} major faults a second){felt}",
         "high" if charge.ns else "low",
         charge,
         {"faults_per_s": per_second, "process": process, "page_fault_ns": charge.ns or None},

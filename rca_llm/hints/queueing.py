@@ -230,7 +230,7 @@ def prefill_before_decode(case: Case) -> Hint | None:
     more = f", and {plural(others, 'other request')} behind prefill too" if others else ""
     return Hint(
         f"Request {name(worst.life.request.id)} stalled {time(worst.ns)} behind the prefill of"
-        f" request {name(owner)} ({tokens:,} tokens in {plural(chunks, 'chunk')}){more}",
+        f" request {name(owner)} ({plural(tokens, 'token')} in {plural(chunks, 'chunk')}){more}",
         "high",
         charge,
         {
@@ -391,8 +391,8 @@ def preempt_recompute(case: Case) -> Hint | None:
     recompute = case.time_of("scheduling.recompute")
     worst = max(lost, key=lambda id: lost[id]) if lost else charge.requests[0]
     return Hint(
-        f"Request {name(worst)} lost {lost.get(worst, 0):,} computed tokens; preempted requests"
-        f" spent {time(wait)} waiting + {time(recompute)} recomputing",
+        f"Request {name(worst)} lost {plural(lost.get(worst, 0), 'computed token')}; preempted"
+        f" requests spent {time(wait)} waiting + {time(recompute)} recomputing",
         _kv_confidence(usage, limits["kv_usage"]),
         charge,
         {

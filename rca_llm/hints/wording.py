@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 _TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
+_ROUNDS_UP = 0.99995
+"""What is so near to a unit is shown as one of it: 1 s, not 1000 ms."""
+
+_NS = re.compile(r"\b(\d+) ns\b")
 _SIZES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
@@ -23,7 +29,12 @@ def rate(bytes_s: float) -> str:
 
 def percent(fraction: float) -> str:
     """A fraction in percent."""
-    return f"{fraction * 100:.3g} %"
+    return f"{figure(fraction * 100, 3)} %"
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """A number of so many significant digits, thousands separated, never with an exponent."""
+    return f"{value:.{digits}g}" if abs(value) < 10**digits - 0.5 else f"{value:,.0f}"
 
 
 def summed(ns: float, requests: int) -> str:
@@ -36,6 +47,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def readable(detail: str) -> str:
+    """A detail of a finding, which holds every nanosecond, with its times in units that suit."""
+    return _NS.sub(lambda match: time(int(match.group(1))), detail)
+
+
 def name(text: str, most: int = 60) -> str:
     """A name from a trace, cut and without control characters."""
     clean = "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
@@ -44,6 +60,6 @@ def name(text: str, most: int = 60) -> str:
 
 def _scaled(value: float, scale: tuple[tuple[int, str], ...], least: str) -> str:
     for factor, unit in scale:
-        if abs(value) >= factor:
-            return f"{value / factor:.4g} {unit}"
-    return f"{value:.4g} {least}"
+        if abs(value) >= factor * _ROUNDS_UP:
+            return f"{figure(value / factor)} {unit}"
+    return f"{figure(value)} {least}"

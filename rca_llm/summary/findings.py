@@ -110,11 +110,12 @@ def _of_rank(member: Member) -> Iterator[Finding]:
     if member[0].timeline.header.extra.get(PARTIAL):
         yield Finding("not_traced", 1, f"rank {rank.number}", PARTIAL_INPUT)
     elif not rank.traced:
-        where = ", ".join(f"process {p}" for p in rank.processes if p > 0)
+        several = [str(process) for process in rank.processes if process > 0]
+        where = f"process{'es' if len(several) > 1 else ''} {', '.join(several)}"
         yield Finding(
             "not_traced",
             1,
-            f"rank {rank.number}" + (f", {where}" if where else ""),
+            f"rank {rank.number}" + (f", {where}" if several else ""),
             f"{rank.launches} launches, no kernel: the device was not traced, which is not the same"
             " as idle. Check that the process was started by spawn, not fork, that the injection"
             " variables reach it, and that no other profiler is attached",
@@ -137,6 +138,5 @@ def _empty_steps(member: Member) -> Iterator[Finding]:
             "steps_without_gpu",
             empty,
             f"rank {partition.rank.number}",
-            f"of {len(counts)} steps contain no device work while the median step has"
-            f" {usual} kernels",
+            f"of {len(counts):,} steps (the median step has {usual:,} kernels)",
         )
