@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import random
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from rca_llm import readers
 from rca_llm.errors import UnreadableInput
+from rca_llm.readers.files import Source
 from rca_llm.readers.foreign import described
 
 
@@ -28,8 +32,8 @@ from rca_llm.readers.foreign import described
     ],
 )
 def test_names(head: bytes, name: str) -> None:
-    assert name in described(head)
-    assert "\n" not in described(head)
+    assert name in described(Source("x", head))
+    assert "\n" not in described(Source("x", head))
 
 
 def test_the_line_of_a_refusal(tmp_path: Path) -> None:
@@ -37,3 +41,28 @@ def test_the_line_of_a_refusal(tmp_path: Path) -> None:
     path.write_bytes(b"a,b,c,d\n1,2,3,4\n")
     with pytest.raises(UnreadableInput, match=r"results\.csv: byte 0: expected .*; found a table"):
         readers.read(path)
+
+
+def _members(whole: bytes) -> list[tuple[bytes, str]]:
+    packed = gzip.compress(whole)
+    return [
+        (b"", "an empty file"),
+        (gzip.compress(b""), "a gzip file of nothing"),
+        (packed[:8], "gzip data that is damaged or cut short, of which nothing"),
+        (b"\x1f\x8b\x08\0" + bytes(range(200)), "gzip data that is damaged or cut short"),
+        (zstandard.compress(whole)[:7] + b"\xff" * 90, "zstd data that is damaged or cut short"),
+        (packed[: len(packed) // 2], "bytes of content: text that begins"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_broken_archive_is_not_called_empty(tmp_path: Path, number: int) -> None:
+    numbers = random.Random(7)
+    text = " ".join(str(numbers.random()) for _ in range(4000))
+    content, words = _members(text.encode())[number]
+    path = tmp_path / "bad.gz"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableInput, match=words):
+        readers.read(path)
+    with pytest.raises(UnreadableInput, match="found"):
+        readers.read(tmp_path)

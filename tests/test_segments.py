@@ -14,6 +14,7 @@ from rca_llm import readers
 from rca_llm.finish import trim
 from rca_llm.probes import format as layout
 from rca_llm.probes.recorder import Recorder, new_segment, put
+from rca_llm.readers import run_steps
 from rca_llm.readers.segments import CELL, Segment, parse
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -205,3 +206,20 @@ def test_the_quality_of_a_run_names_a_file_that_lost_its_end(tmp_path: Path) -> 
     (finding,) = readers.read(tmp_path / "run").timelines[0].findings
     assert (finding.code, finding.where) == ("truncated", path.name)
     assert "byte 70000" in finding.detail
+
+
+def test_steps_that_share_one_large_batch_make_no_more_rows_than_a_run_may_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_steps, "MOST_ROWS", 100)
+    size = 30
+    own = _cell(layout.STEP, 1, 2, d=size) + _cell(layout.MORE)
+    shared = (_cell(layout.STEP, 3 + i, 4 + i, e=size + 2 + i) for i in range(size))
+    data = _header() + own + _cell(layout.STEP_REQUEST, 1) * size + b"".join(shared)
+    (tmp_path / "run" / layout.SEGMENTS_NAME).mkdir(parents=True)
+    data += bytes(-len(data) % layout.FIRST_BLOCK_BYTES)
+    (tmp_path / "run" / layout.SEGMENTS_NAME / f"1{layout.SEGMENT_SUFFIX}").write_bytes(data)
+    [timeline] = readers.read(tmp_path / "run").timelines
+    assert len(timeline["batch"]) == 3 * size
+    [finding] = timeline.findings
+    assert (finding.code, finding.count) == ("truncated", size - 2)

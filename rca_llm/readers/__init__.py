@@ -71,7 +71,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
         return reader.read(found)
     if found.directory:
         return _read_entries(found)
-    raise UnreadableInput(f"{found.path}: byte 0: {EXPECTED}; found {described(found.head)}")
+    raise UnreadableInput(f"{found.path}: byte 0: {EXPECTED}; found {described(found)}")
 
 
 def reader_of(found: Source) -> Reader | None:
@@ -95,7 +95,8 @@ def _read_entries(directory: Source) -> Trace:
         found = source(path)
         reader = reader_of(found)
         if not found.directory and not found.head:
-            refused.append(Finding("truncated", 1, path, f"{path}: byte 0: the file is empty"))
+            what = f"{path}: byte 0: found {described(found)}"
+            refused.append(Finding("truncated", 1, path, what))
         try:
             traces += [] if reader is None else [reader.read(found)]
         except UnreadableInput as error:

@@ -32,6 +32,10 @@ class Source:
     head: bytes = b""
     """The first `HEAD` bytes after decompression; empty for a directory."""
     directory: bool = False
+    compression: str = ""
+    """What the bytes of the file are compressed with; the name of the format, or nothing."""
+    damaged: bool = False
+    """Whether decompression broke off within the head."""
 
     @property
     def name(self) -> str:
@@ -71,7 +75,8 @@ def source(path: str | os.PathLike[str]) -> Source:
                 f"{name}: is a pipe, a socket or a device; give a file, which is read twice"
             )
         with Stream(_open(name)) as stream:
-            return Source(name, _fill(stream, HEAD))
+            head = _fill(stream, HEAD)
+            return Source(name, head, False, stream.compression, stream.truncated)
     except FileNotFoundError:
         raise RcaError(f"{name}: no such file or directory") from None
     except (OSError, ValueError, ImportError) as error:
@@ -120,6 +125,7 @@ class Stream(io.RawIOBase):
         start = _fill(raw, 4)
         raw.seek(0)
         self._gzip = start.startswith(_GZIP)
+        self.compression = "gzip" if self._gzip else "zstd" if start.startswith(_ZSTD) else ""
         self._decoder: _Decoder | None = _gzip_decoder() if self._gzip else None
         self._plain: Any = _zstd_reader(raw) if start.startswith(_ZSTD) else raw
         self._pending = b""

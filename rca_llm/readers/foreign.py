@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from rca_llm.readers.files import Source
+
 _STARTS = (
     (b"\x00\x05\x16\x07", "the macOS half (`._…`) of a copied file: give the file without `._`"),
     (b"\x89HDF", "HDF5: export the report with `nsys export --type sqlite`"),
@@ -32,10 +34,19 @@ _TABLE = re.compile(rb"[\w .\"-]+([,;\t][\w .\"-]*){2,}\r?\n")
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
-def described(head: bytes) -> str:
-    """What a file that begins so is, for the line that refuses it."""
+def described(found: Source) -> str:
+    """What a file is, by how it begins, for the line that refuses it."""
+    head, packed = found.head, found.compression
+    if not head and packed and found.damaged:
+        return f"{packed} data that is damaged or cut short, of which nothing can be decompressed"
     if not head:
-        return "an empty file"
+        return f"a {packed} file of nothing" if packed else "an empty file"
+    if found.damaged:
+        return f"{packed} data that is damaged after {len(head):,} bytes of content: {_named(head)}"
+    return _named(head)
+
+
+def _named(head: bytes) -> str:
     for start, name in _STARTS:
         if head.startswith(start):
             return name

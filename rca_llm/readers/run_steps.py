@@ -12,8 +12,11 @@ import numpy as np
 from rca_llm.probes import format as layout
 from rca_llm.readers.run_requests import Requests
 from rca_llm.readers.segments import Codes, Segment, coded, or_unknown
-from rca_llm.table import UNKNOWN, Ints, Table
+from rca_llm.table import UNKNOWN, Ints, Mask, Table
 from rca_llm.trace import BATCH, STEPS, Timeline
+
+MOST_ROWS = 1 << 24
+"""Requests of all steps of a run together: 256 at once in 65,536 steps. More are left out."""
 
 
 def add(
@@ -35,7 +38,8 @@ def add(
         "batch": size,
     }
     timeline.add("steps", Table(STEPS, columns))
-    rows, members = _members(segment, whole, size)
+    held = _bounded(timeline, segment, size, shared=whole != places)
+    rows, members = _members(segment, whole, held)
     timeline.add("batch", _batch(timeline, segment, codes, rows + first_row, members))
     told = has_more & (whole != places)  # of all requests at once
     out = np.where(told[rows], cells["b"][more][rows], cells["b"][members])
@@ -54,6 +58,20 @@ def _room(segment: Segment, whole: Ints) -> Ints:
     steps = segment.of(layout.STEP)
     ends = np.append(steps, len(segment.cells))[np.searchsorted(steps, whole, "right")]
     return np.maximum(ends - whole - 2, 0)
+
+
+def _bounded(timeline: Timeline, segment: Segment, size: Ints, shared: Mask) -> Ints:
+    """How many rows each step's batch gets: none where too many steps share large batches.
+
+    A batch of its own takes cells of the file; one that is shared takes a single cell a step,
+    so that a small file could ask for more rows than any memory holds.
+    """
+    rows = np.cumsum(size) + len(timeline["batch"])
+    beyond = shared & (rows > MOST_ROWS)
+    left_out = int(np.count_nonzero(beyond))
+    detail = f"steps left without their requests: over {MOST_ROWS:,} in all"
+    timeline.note("truncated", left_out, segment.name, detail)
+    return np.where(beyond, 0, size)
 
 
 def _members(segment: Segment, whole: Ints, size: Ints) -> tuple[Ints, Ints]:
