@@ -7,12 +7,16 @@ launcher. Standard library only.
 from __future__ import annotations
 
 import os
+from time import monotonic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = "/sys/fs/cgroup"
+AGAIN_S = 10.0
+"""How long what was found of some groups is believed: quotas are rarely set while a program runs,
+and looking for them at every census took 200 system calls a second."""
 _MOUNTS_V1 = ("cpu,cpuacct", "cpuacct,cpu", "cpu")
 
 
@@ -25,10 +29,15 @@ class Quotas:
         self.count = 0
         """How often. Some kernels (6.18) count this and leave the time at 0."""
         self._last: dict[tuple[str, str, int], tuple[int, int]] = {}
+        self._next: dict[bytes, float] = {}
 
     def watch(self, pid: int) -> None:
-        """Look at the groups of a process."""
-        for found in throttle_files(pid):
+        """Look at the groups of a process, unless another one's were the same lately."""
+        groups, now = _groups(pid), monotonic()
+        if now < self._next.get(groups, 0.0):
+            return
+        self._next[groups] = now + AGAIN_S
+        for found in throttle_files(groups):
             if found not in self._last:
                 self._last[found] = _throttled(found)
 
@@ -58,13 +67,19 @@ def _throttled(found: tuple[str, str, int]) -> tuple[int, int]:
         return 0, 0
 
 
-def throttle_files(pid: int) -> Iterator[tuple[str, str, int]]:
-    """The cpu.stat files of the groups with a quota that hold a process: path, key, ns a unit."""
+def _groups(pid: int) -> bytes:
+    """The groups of a process as the kernel lists them; nothing where it has ended."""
     try:
-        with open("/proc/%d/cgroup" % pid, "r", encoding="utf-8", errors="replace") as file:
-            lines = [line.strip().split(":", 2) for line in file]
+        with open("/proc/%d/cgroup" % pid, "rb", buffering=0) as file:
+            return file.read(1 << 16) or b""
     except OSError:
-        return
+        return b""
+
+
+def throttle_files(groups: bytes) -> Iterator[tuple[str, str, int]]:
+    """The cpu.stat files of those listed groups that have a quota: path, key, ns a unit."""
+    text = groups.decode("utf-8", "replace")
+    lines = [line.strip().split(":", 2) for line in text.splitlines()]
     for _, controllers, path in (line for line in lines if len(line) == 3):
         if "cpu" in controllers.split(","):
             for mount in _MOUNTS_V1:
