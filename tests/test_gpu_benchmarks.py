@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import importlib.util
+import json
+import os
+import signal
 import subprocess
 import sys
 import tarfile
+import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rca_llm
 from rca_llm.finish import finish
 from rca_llm.run import Run
 from tests.traced import ROOT, environment
 
 FOLDER = ROOT / "benchmarks" / "gpu"
-SCRIPTS = ("burst", "collector", "generate", "nccl", "overhead", "scale", "vllm_load")
+SCRIPTS = (
+    "all",
+    "burst",
+    "collector",
+    "gaps",
+    "generate",
+    "injection",
+    "nccl",
+    "overhead",
+    "scale",
+)
+SCRIPTS += ("vllm_load",)
 
 
-def _module() -> Any:
-    spec = importlib.util.spec_from_file_location("stages", FOLDER / "stages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-stages = _module()
+sys.path.insert(0, str(FOLDER))
+try:
+    stages: Any = importlib.import_module("stages")
+    turns: Any = importlib.import_module("turns")
+    every: Any = importlib.import_module("all")
+finally:
+    sys.path.remove(str(FOLDER))
 
 
 class Kept:
@@ -90,6 +104,199 @@ def test_a_stage_that_does_not_exist_is_refused_before_the_first() -> None:
     assert session.found == []
 
 
+def test_a_stage_that_takes_too_long_is_ended_and_its_children_with_it(tmp_path: Path) -> None:
+    def hangs(_: Kept) -> None:
+        stages.command(["sh", "-c", f"echo $$ >{tmp_path}/pid; sleep 60 & wait"], {}, 50, tmp_path)
+
+    session = Kept()
+    limits = {"hangs": 0.5}
+    stages.run_stages(session, STAGES | {"hangs": hangs}, "hangs,gives", limits=limits)
+    assert session.found == [("hangs failed", "OutOfTime: not done within 0 s"), ("gives", 7)]
+    group, alive = (tmp_path / "pid").read_text().strip(), list[str]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, of = path.read_text().rpartition(") ")[2].split()[:3]
+            alive += [str(path)] if (of, state == "Z") == (group, False) else []
+    assert not alive
+
+
+def test_a_stage_whose_clean_up_hangs_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "AGAIN_S", 0.2)
+
+    def hangs(_: Kept) -> None:
+        try:
+            time.sleep(60)
+        finally:
+            time.sleep(60)
+
+    session = Kept()
+    stages.run_stages(session, {"hangs": hangs}, "hangs", limits={"hangs": 0.2})
+    assert [name for name, _ in session.found] == ["hangs failed"]
+
+
+def test_a_command_has_a_limit_and_tells_what_it_said_until_then(tmp_path: Path) -> None:
+    words = ["sh", "-c", "echo begun; sleep 60 & wait"]
+    status, said, _ = stages.command(words, {}, 0.5, tmp_path)
+    assert (status, said) == (-signal.SIGKILL, "begun\n")
+
+
+def test_no_stage_goes_on_past_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(stages.DEADLINE, str(time.monotonic() + stages.MARGIN_S + 100))
+    assert 99 < stages.left() <= 100
+    assert stages.left(7.0) == 7.0
+    monkeypatch.setenv(stages.DEADLINE, str(time.monotonic()))
+    assert stages.left(7.0) == 0.0
+    session = Kept()
+    stages.run_stages(session, STAGES, "gives")
+    assert session.found == [("gives left out", "the time was used up")]
+
+
+def test_a_stage_that_is_told_to_end_is_kept_and_none_follows() -> None:
+    def ends(_: Kept) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    session, before = Kept(), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        stages.run_stages(session, STAGES | {"ends": ends}, "ends,gives")
+    assert ended.value.code == 143
+    assert session.found == [("ends failed", "Ended: told to end")]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def _answer(ms: float) -> dict[str, Any]:
+    return {"wall": ms * 1e6}
+
+
+def test_ratios_are_those_of_each_round_over_its_own_untraced_programs() -> None:
+    rounds = [
+        {"none-1": _answer(10), "none-2": _answer(30), "ours": _answer(30)},
+        {"none-1": _answer(40), "none-2": None, "ours": _answer(50)},
+        {"none-1": None, "none-2": None, "ours": _answer(1)},  # nothing to compare with
+        {"none-1": _answer(10), "none-2": _answer(10), "ours": None},
+    ]
+    found = turns.ratios(rounds, lambda answer: float(answer["wall"]), ["none-1", "none-2"])
+    assert found["ours"] == {"ratio": [1.1875, 1.375, 1.5625], "ms": [1.0, 30.0, 50.0], "rounds": 2}
+    assert found["none-1"]["ratio"] == [0.5, 1.0, 1.0]
+
+
+def test_quartiles_of_one_value_and_of_none() -> None:
+    assert turns.quartiles([2.0]) == [2.0, 2.0, 2.0]
+    assert turns.quartiles([]) == []
+
+
+JOBS = {
+    "good": """
+        (out / "good.json").write_text(json.dumps({"stage": 1, "other failed": "why"}))
+        (out / "kept.bin").write_bytes(b"recorded")
+    """,
+    "hangs": """
+        (out / "hangs.json").write_text(json.dumps({"stage": "half"}))
+        subprocess.Popen(["sleep", "60"], start_new_session=True)
+        time.sleep(60)
+    """,
+    "deaf": """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(60)
+    """,
+    "fails": "sys.exit(3)",
+}
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs such jobs by the driver."""
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    head = "import json, signal, subprocess, sys, time\nfrom pathlib import Path\n"
+    head += "out = Path(sys.argv[sys.argv.index('--out') + 1])\nout.mkdir()\n"
+    for name, body in JOBS.items():
+        (scripts / f"{name}.py").write_text(head + textwrap.dedent(body))
+    monkeypatch.setattr(every, "HERE", scripts)
+    monkeypatch.setattr(every, "GRACE_S", 0.5)
+    monkeypatch.setattr(every, "MARGIN_S", 0.0)
+    monkeypatch.setattr(every, "end_descendants", lambda: None)  # this process has others
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    def run(seconds: float, *wanted: Any) -> dict[str, Any]:
+        options = every.options(["--out", str(tmp_path / "out"), "--seconds", str(seconds)])
+        runner = every.Runner(options)
+        for one in wanted:
+            runner.run(one)
+        found: dict[str, Any] = json.loads((tmp_path / "out" / "all.json").read_text())
+        return found
+
+    return run
+
+
+def _job(name: str, needs: float = 1, limit: float = 1.5, **more: Any) -> Any:
+    return every.Job(name, (f"{name}.py",), needs, limit, **more)
+
+
+def test_a_job_that_fails_or_hangs_costs_the_others_nothing(
+    jobs: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = [_job(name) for name in ("fails", "hangs", "deaf")] + [_job("good", 1, 30)]
+    found = jobs(100, *wanted)
+    assert {name: told["status"] for name, told in found.items()} == {
+        "fails": 3, "hangs": -signal.SIGTERM, "deaf": -signal.SIGKILL, "good": 0
+    }  # fmt: skip
+    assert found["hangs"]["results"] == {"hangs.json": {"stage": "half"}}
+    assert found["good"]["results"]["good.json"]["stage"] == 1
+    with tarfile.open(tmp_path / "out" / "kept-good.tar") as kept:
+        assert kept.getnames() == ["kept.bin"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "all.json", "all.log", "kept-good.tar"
+    ]  # fmt: skip
+    assert "-- good: status 0" in (said := capsys.readouterr().out)
+    assert "other failed: why" in said
+
+
+def test_a_job_is_left_out_where_it_does_not_fit_or_lacks_something(
+    jobs: Callable[..., Any],
+) -> None:
+    found = jobs(20, _job("good", 60), _job("good", bundle=True), _job("good", gpus=2))
+    assert found == {"good": {"left out": "needs --gpus 2"}}
+    assert jobs(20, _job("good", 60))["good"]["left out"].endswith("s are left, it needs 60")
+
+
+def test_every_job_names_a_script_and_words_that_it_knows(tmp_path: Path) -> None:
+    for one in every.JOBS:
+        assert one.words[0].removesuffix(".py") in SCRIPTS
+        command = [sys.executable, str(FOLDER / one.words[0]), *one.words[1:]]
+        command += ["--bundle", str(tmp_path)] if one.bundle else []
+        done = subprocess.run(
+            [*command, "--help"], env=environment(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    for one in every.JOBS:
+        assert f"| `{one.name}` | `{' '.join(one.words)}` | {one.needs:g} |" in page
+
+
+def test_what_a_job_leaves_running_is_ended(tmp_path: Path) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(FOLDER)!r})\n"
+        "import all, os, subprocess, time\n"
+        "all.adopt_orphans()\n"
+        "made = subprocess.Popen(['sh', '-c', '(sleep 60 & echo $!)'], stdout=subprocess.PIPE)\n"
+        "orphan = int(made.stdout.readline())\n"
+        "made.wait()\n"
+        "assert orphan in all.descendants(os.getpid())\n"
+        "all.end_descendants()\n"
+        "assert all.descendants(os.getpid()) == []\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_can_be_loaded_where_there_is_no_gpu(tmp_path: Path, name: str) -> None:
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--help"]
@@ -123,3 +330,31 @@ def test_what_is_counted_on_a_gpu_can_be_counted_in_a_recording(
     assert described["api_calls"] == len(timeline["api"])
     finish(Run(recording), {})
     assert scale.tables(recording)["bytes_a_kernel"] < 30
+
+
+def test_steps_of_generate_and_checks_of_vllm_read_a_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the scripts do with a recording from a GPU, on one that a vLLM left there."""
+    with tarfile.open(ROOT / "tests" / "data" / "h200" / "vllm.rca.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (run,) = tmp_path.glob("*.rca")
+    run.rename(tmp_path / "generate.rca")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    generate, vllm_load = map(importlib.import_module, ("generate", "vllm_load"))
+    session = stages.Session(tmp_path, tmp_path, None, shown=0)
+    generate.steps(session)
+    told = session.results["steps"]
+    assert told["kernels"] > 1000
+    # The first of the next burst, launched while recording was being paused.
+    assert told["kernels_in_no_step"] == 14
+    assert told["kernels_without"] == {"grid_x": 0, "block_x": 0, "registers": 0}
+    trace = rca_llm.load(tmp_path / "generate.rca")
+    found = vllm_load.Found(trace, trace.attribute())
+    kernels = found.kernels([])
+    assert (kernels["kernels"], kernels["without a step"]) == (told["kernels"], 14)
+    late = trace.timelines[0]["steps"]["end"].max()
+    kernels = found.kernels([(int(late), vllm_load.NEVER)])
+    assert (kernels["without a step"], kernels["while paused"]) == (0, 14)
+    assert sum(found.prefills().values()) > 0
+    json.dumps(found.described())

@@ -17,13 +17,14 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import vllm_model
 from collector import Kernels, Session, build, compared, export_nsys, nsys_program, read
-from stages import folders
-from turns import Turns, make_path, ratios, tracers, turns
+from stages import folders, run_stages
+from turns import Answers, Turns, make_path, ratios, tracers, turns
 
 SERVER = Path(__file__).with_name("burst_server.py")
 WARM = "torch.profiler"
@@ -134,15 +135,26 @@ def told(rounds: list[dict[str, Any]], base: list[str]) -> dict[str, Any]:
     return {"wall": ratios(rounds, wall, base), "ttft": ratios(rounds, ttft, base)}
 
 
+def measure(
+    session: Session, players: Turns, found: dict[str, Any], part: str, names: list[str]
+) -> None:
+    """Bursts in turns; every round is on disk before the next begins."""
+
+    def each(rounds: list[Answers]) -> None:
+        found[part] = told(rounds, [name for name in BASE if name in names])
+        found[f"{part}_rounds"] = rounds
+        keep(session, players)
+
+    arguments = session.arguments
+    players.rounds(arguments.rounds, names, arguments.limit, each=each, do="burst")
+
+
 def first(session: Session, players: Turns, found: dict[str, Any]) -> None:
     """The first burst of each, and then the steady state."""
     names = list(players.players)
     found["first"] = {name: players.ask(name, 60.0, do="burst") for name in names if name != WARM}
-    keep(session, players, found)
-    rounds = players.rounds(session.arguments.rounds, names, session.arguments.limit, do="burst")
-    found["steady"] = told(rounds, [name for name in BASE if name in names])
-    found["steady_rounds"] = rounds
-    keep(session, players, found)
+    keep(session, players)
+    measure(session, players, found, "steady", names)
 
 
 def switched(session: Session, players: Turns, found: dict[str, Any]) -> None:
@@ -158,10 +170,7 @@ def switched(session: Session, players: Turns, found: dict[str, Any]) -> None:
         n for n in (WARM, RESTING, "trace-paused", *BASE, "trace-kernels") if n in players.players
     ]
     found["first_switched"] = {name: players.ask(name, 60.0, do="burst") for name in names}
-    rounds = players.rounds(session.arguments.rounds, names, session.arguments.limit, do="burst")
-    found["switched"] = told(rounds, [name for name in BASE if name in names])
-    found["switched_rounds"] = rounds
-    keep(session, players, found)
+    measure(session, players, found, "switched", names)
 
 
 def serial(players: Turns, found: dict[str, Any]) -> None:
@@ -205,14 +214,12 @@ def count(session: Session, players: Turns, found: dict[str, Any], runs: dict[st
         base = next(iter(works))
         if name != base:
             counted[f"{base}, {name}"] = compared(works[base], works[name])
-        keep(session, players, found)
+        keep(session, players)
 
 
-def keep(session: Session, players: Turns, found: dict[str, Any]) -> None:
+def keep(session: Session, players: Turns) -> None:
     """Write what is known so far; the rounds one by one are in the file and not on the screen."""
-    found["lost"] = players.lost
-    path = session.out / f"burst-{session.arguments.size}.json"
-    path.write_text(json.dumps(found, indent=1))
+    session.write("lost", players.lost)
 
 
 def show(found: dict[str, Any]) -> None:
@@ -229,31 +236,31 @@ def show(found: dict[str, Any]) -> None:
     print("== other", {key: found.get(key) for key in ("start_s", "took_s", "lost", "profile")})
 
 
+LIMITS = {"start": 300, "first": 150, "switched": 150, "serial": 90, "count": 150}
+"""Seconds."""
+
+
 def main() -> None:
     """Run everything; what fails is told beside what did not."""
     arguments = options()
-    session = Session(*folders(arguments.out, "rca-gpu-burst"), arguments, file="burst-build.json")
-    begun, found = time.monotonic(), {}
-    build(session)
+    file = f"burst-{arguments.size}.json"
+    session = Session(*folders(arguments.out, "rca-gpu-burst"), arguments, file=file)
+    begun, found = time.monotonic(), session.results
     with turns(session) as players:
-        attempt(found, lambda: start(session, players, found))
-        attempt(found, lambda: first(session, players, found))
-        attempt(found, lambda: switched(session, players, found))
-        attempt(found, lambda: serial(players, found))
+        served: dict[str, Callable[[Session], None]] = {
+            "build": build,
+            "start": lambda _: start(session, players, found),
+            "first": lambda _: first(session, players, found),
+            "switched": lambda _: switched(session, players, found),
+            "serial": lambda _: serial(players, found),
+        }
+        run_stages(session, served, ",".join(served), limits=LIMITS)
         runs = {n: p.tracer.run for n, p in players.players.items() if p.tracer.run is not None}
-    attempt(found, lambda: count(session, players, found, runs))
+    counted = {"count": lambda _: count(session, players, found, runs)}
+    run_stages(session, counted, "count", limits=LIMITS)
     found["took_s"] = round(time.monotonic() - begun, 1)
-    keep(session, players, found)
+    keep(session, players)
     show(found)
-
-
-def attempt(found: dict[str, Any], stage: Any) -> None:
-    """Run a stage; an error is kept, and the next stage may still tell something."""
-    try:
-        stage()
-    except Exception as error:
-        found.setdefault("errors", []).append(f"{type(error).__name__}: {error}")
-        print(f"-- {type(error).__name__}: {error}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,18 +17,17 @@ import gzip
 import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import tarfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages import folders, run_stages
+import stages
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NATIVE = ROOT / "probes" / "native"
@@ -39,16 +38,10 @@ LARGEST_RECORDING = 3_000_000
 
 
 @dataclass
-class Session:
-    """One run of this script: where things lie and what was found so far."""
+class Session(stages.Session):
+    """One run of this script, or of one that measures with the same programs."""
 
-    out: Path
-    work: Path
-    arguments: argparse.Namespace
-    results: dict[str, Any] = field(default_factory=dict[str, Any])
     file: str = "collector.json"
-    shown: int = 3000
-    """How many characters of a result are printed."""
 
     @property
     def collector(self) -> Path:
@@ -60,36 +53,16 @@ class Session:
         """CUPTI with nobody reading."""
         return self.work / "bare_cupti.so"
 
-    def keep(self, stage: str, found: Any) -> None:
-        """Add a result, write all of them, and print its begin."""
-        self.results[stage] = found
-        path = self.out / self.file
-        path.write_text(json.dumps(self.results, indent=1))
-        print(f"== {stage}\n{json.dumps(found)[: self.shown]}", flush=True)
-
     def run(self, command: list[str], env: dict[str, str], limit: float = 240) -> dict[str, Any]:
         """Run a command; its status, its wall time and the end of what it said."""
         if self.arguments.dry_run:
             shown = " ".join(f"{key}={value}" for key, value in env.items())
             print(shown, " ".join(command))
             return {"status": 0, "wall_s": 0.0, "said": ""}
-        begun = time.monotonic()
-        with subprocess.Popen(
-            command, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, cwd=self.work, start_new_session=True,
-        ) as process:  # fmt: skip
-            try:
-                said, _ = process.communicate(timeout=limit)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # what it started holds the pipe as well
-                said, _ = process.communicate()
-        ended = time.monotonic()
-        return {
-            "status": process.returncode,
-            "wall_s": round(ended - begun, 2),
-            "ended_ns": time.monotonic_ns(),
-            "said": said[-600:],
-        }
+        status, said, seconds = stages.command(command, env, limit, self.work)
+        ended = time.monotonic_ns()
+        wall = round(seconds, 2)
+        return {"status": status, "wall_s": wall, "ended_ns": ended, "said": said[-600:]}
 
     def workload(self, name: str, env: dict[str, str], *options: str, under: list[str] = []) -> Any:  # noqa: B006
         """Run the workload; what `run` says, and the workload's own times."""
@@ -244,7 +217,12 @@ def agree(session: Session) -> None:
         }
         session.keep("agree", found)
     for name, rival in (("nsys", under_nsys), ("torch.profiler", under_kineto)):
-        kept, kernels = rival(session, steps)
+        try:
+            kept, kernels = rival(session, steps)
+        except stages.OutOfTime:
+            raise
+        except Exception as error:  # the other rival may still tell something
+            kept, kernels = {"failed": f"{type(error).__name__}: {error}"}, None
         found[name] = kept
         if kernels is not None:
             found[name] |= {mode: compared(mine, kernels) for mode, mine in ours.items()}
@@ -335,12 +313,14 @@ def kill(session: Session) -> None:
         print(" ".join(command))
         return
     command += ["--size", session.arguments.size, "--device", session.arguments.device]
-    with subprocess.Popen(command, env=os.environ | env) as process:
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline and not progress.exists() and process.poll() is None:
-            time.sleep(0.1)
-        time.sleep(4)
-        process.send_signal(signal.SIGKILL)
+    with subprocess.Popen(command, env=os.environ | env, start_new_session=True) as process:
+        try:
+            deadline = time.monotonic() + 90
+            while time.monotonic() < deadline and not progress.exists() and process.poll() is None:
+                time.sleep(0.1)
+            time.sleep(4)
+        finally:
+            stages.end_group(process)
         killed = time.monotonic_ns()
     timeline = read(run)
     gpu = timeline["gpu"]
@@ -484,6 +464,8 @@ def launch(session: Session) -> None:
     session.keep("launch", found)
 
 
+LIMITS = {"build": 120, "kill": 150}
+"""Seconds; the others may take `stages.LIMIT_S`."""
 STAGES: dict[str, Callable[[Session], None]] = {
     "build": build,
     "agree": agree,
@@ -510,8 +492,8 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Run the stages that were asked for."""
     arguments = options()
-    session = Session(*folders(arguments.out, "rca-gpu-benchmark"), arguments)
-    run_stages(session, STAGES, arguments.stages)
+    session = Session(*stages.folders(arguments.out, "rca-gpu-benchmark"), arguments)
+    stages.run_stages(session, STAGES, arguments.stages, limits=LIMITS)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from stages import command, folders, left, write
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODES = ("eager", "graph")
@@ -77,17 +78,17 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def record(arguments: argparse.Namespace, run: Path, times: Path) -> float:
-    """Trace the workload; the seconds it took. CalledProcessError and TimeoutExpired where not."""
+    """Trace the workload; the seconds it took. RuntimeError where that failed or was too long."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     workload = [arguments.python, __file__, "--work", str(times), "--size", arguments.size]
     workload += ["--device", arguments.device, "--blocks", str(arguments.blocks)]
     trace = [sys.executable, "-m", "rca_llm", "trace", "--force", "-o", str(run)]
     # With kernels alone no call is recorded, and launching counts as host work.
     trace += ["--gpu", arguments.gpu, "--io", arguments.io, "--", *workload]
-    begun = time.monotonic()
-    env = {**os.environ, "PYTHONPATH": path}
-    subprocess.run(trace, env=env, timeout=arguments.limit, check=True, cwd=ROOT)
-    return time.monotonic() - begun
+    status, said, seconds = command(trace, {"PYTHONPATH": path}, left(arguments.limit), ROOT)
+    if status:
+        raise RuntimeError(f"status {status} after {seconds:.0f} s: {said[-1500:]}")
+    return seconds
 
 
 def parts_by_mode(
@@ -152,22 +153,24 @@ def main() -> int:
     if arguments.work:
         work(arguments)
         return 0
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    out, folder = folders(arguments.out, "rca-gpu-gaps")
     found: dict[str, Any] = {}
-    status = 3
-    run, times = arguments.out / "gaps.rca", arguments.out / "gaps-times.json"
+    status, file = 3, out / "gaps.json"
+    run, times = folder / "gaps.rca", folder / "gaps-times.json"
     try:
         found["record_s"] = record(arguments, run, times)
+        write(file, found)
         summary = analyse(run)
         found |= {"idle": summary.get("idle"), "devices": summary["devices"]}
         measured = json.loads(times.read_text())
         found["parts"] = parts_by_mode(summary["windows"], measured)
+        write(file, found)
         if arguments.device == "cuda":
             found["verdict"] = judge(found["parts"], measured)
             status = 0 if found["verdict"]["charged_ok"] and found["verdict"]["shrinks_ok"] else 1
     except Exception as error:  # whatever it is, what was found so far is kept
         found["error"] = f"{type(error).__name__}: {error}"
-    (arguments.out / "gaps.json").write_text(json.dumps(found, indent=1))
+    write(file, found)
     print(json.dumps({key: found.get(key) for key in ("verdict", "parts", "error")}, indent=1))
     return status
 

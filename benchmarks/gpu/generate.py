@@ -145,6 +145,8 @@ def requests(session: Session) -> None:
     )
 
 
+LIMITS = {"build": 120, "untraced": 160, "traced": 160}
+"""Seconds."""
 STAGES = {
     "build": build,
     "untraced": untraced,
@@ -174,7 +176,7 @@ def main() -> None:
     """Run the stages that were asked for."""
     arguments = options()
     session = Session(*folders(arguments.out, "rca-gpu-generate"), arguments, file="generate.json")
-    run_stages(session, STAGES, arguments.stages)
+    run_stages(session, STAGES, arguments.stages, limits=LIMITS)
 
 
 if __name__ == "__main__":

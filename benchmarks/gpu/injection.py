@@ -20,18 +20,19 @@ import concurrent.futures
 import contextlib
 import json
 import os
-import signal
-import subprocess
+import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(Path(__file__).resolve().parent)]
 
+import stages  # noqa: E402
 from matrix import tables  # noqa: E402
 
 from rca_llm.inject.catalogue import CAUSES, Order, workload  # noqa: E402
@@ -43,6 +44,7 @@ FAMILIES = ("launching", "copies", "kernels", "sharing", "counters", "shapes")
 APART = {"gemm_shape": "shapes", "bank_conflicts": "counters", "strided_access": "counters"}
 """Causes that need more than the others of their family, and where they run."""
 SLACK_NS = 300_000
+ANALYSIS_S = 90
 REMEDIES = {
     "launch_bound": {"scheduling.launch": 0.0, "scheduling.host": 0.0},
     "pageable_copies": None,
@@ -69,28 +71,35 @@ def main() -> None:
     if given.work:
         work(given.work, given.seeds, given.truths)
         return
-    given.out.mkdir(parents=True, exist_ok=True)
-    found: list[Row] = []
-    for family in given.families.split(","):
-        begun = time.monotonic()
-        try:
-            rows, note = traced(family, given)
-        except Exception as error:  # a family that fails must not cost the others
-            rows, note = [], f"{type(error).__name__}: {error}"
-            traceback.print_exc()
-        found += rows
-        keep(given.out, found)
-        print(f"== {family}: {len(rows)} runs, {time.monotonic() - begun:.1f} s {note}", flush=True)
-    print(json.dumps(figures(found)))
-    for row in found:
+    session = Session(*stages.folders(given.out, "rca-gpu-injection"), given)
+    every = {family: stage(family) for family in FAMILIES}
+    limits = dict.fromkeys(FAMILIES, given.limit + ANALYSIS_S)
+    stages.run_stages(session, every, given.families, limits=limits)
+    print(json.dumps(figures(session.rows)))
+    for row in session.rows:
         print(json.dumps(row.document()))
 
 
-def keep(out: Path, rows: list[Row]) -> None:
-    """Write what was found so far."""
-    document = {"figures": figures(rows), "rows": [row.document() for row in rows]}
-    (out / "injection.json").write_text(json.dumps(document, indent=1))
-    (out / "injection.md").write_text(tables(rows))
+@dataclass
+class Session(stages.Session):
+    """One run of this script."""
+
+    file: str = "injection.json"
+    rows: list[Row] = field(default_factory=list[Row])
+
+
+def stage(family: str) -> Callable[[Session], str]:
+    """The stage that runs and judges a family; it gives back what to note of it."""
+
+    def run(session: Session) -> str:
+        rows, note = traced(family, session)
+        session.rows += rows
+        (session.out / "injection.md").write_text(tables(session.rows))
+        session.write("figures", figures(session.rows))
+        session.write("rows", [row.document() for row in session.rows])
+        return f"{len(rows)} runs {note}"
+
+    return run
 
 
 def orders(family: str, seeds: int, folder: str) -> list[Order]:
@@ -134,17 +143,26 @@ def profiled(family: str, target: Path) -> Iterator[dict[str, Any]]:
     profiler.export_chrome_trace(str(target))
 
 
-def traced(family: str, given: argparse.Namespace) -> tuple[list[Row], str]:
+def search_path(family: str) -> str:
+    """PYTHONPATH of a family: our package, and where `--counters` finds cupti-python."""
+    counters = os.environ.get("RCA_GPU_COUNTERS", "") if family == "counters" else ""
+    parts = (counters, str(ROOT), os.environ.get("PYTHONPATH", ""))
+    return os.pathsep.join(part for part in parts if part)
+
+
+def traced(family: str, session: Session) -> tuple[list[Row], str]:
     """Trace a family's process, unless it profiles itself, and judge every run of it."""
-    folder = (given.out / f"work-{family}").resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    given = session.arguments
+    folder = session.work / f"{family}-{given.gpu}"
+    shutil.rmtree(folder, ignore_errors=True)  # no truth of an earlier run may be judged again
+    folder.mkdir(parents=True)
     run, truths = folder / "run.rca", folder / "truths.jsonl"
     trace = [sys.executable, "-m", "rca_llm", "trace", "-o", str(run), "--force"]
     trace += ["--gpu", given.gpu, *(["--counters"] if family == "counters" else []), "--"]
     call = [] if family == "shapes" else trace
     call += [sys.executable, __file__, "--work", family, "--truths", str(truths)]
     call += ["--seeds", str(given.seeds)]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    env = {"PYTHONPATH": search_path(family)}
     note = run_limited(call, env, given.limit)
     text = truths.read_text() if truths.exists() else ""
     lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
@@ -156,15 +174,10 @@ def traced(family: str, given: argparse.Namespace) -> tuple[list[Row], str]:
 
 def run_limited(call: list[str], env: dict[str, str], limit: float) -> str:
     """Run a command and all it starts for at most `limit` seconds; what to note of it."""
-    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(call, env=env, text=True, start_new_session=True, **pipes) as process:
-        try:
-            _, said = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return f"stopped after {limit} s"
-    return f"status {process.returncode} {said[-400:]}"
+    status, said, seconds = stages.command(call, env, limit, ROOT)
+    if status < 0 and seconds >= limit:
+        return f"stopped after {limit} s"
+    return f"status {status} {said[-400:]}"
 
 
 _trace: Any = None

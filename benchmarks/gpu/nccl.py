@@ -17,19 +17,16 @@ import gzip
 import json
 import os
 import shutil
-import signal
 import sqlite3
-import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import stages
 from collector import nsys_program
-from stages import folders, run_stages
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -43,35 +40,22 @@ FORCED = {"delays": {"NCCL_PROTO": "LL"}, "contention": {"NCCL_ALGO": "Ring"}}
 
 
 @dataclass
-class Session:
-    """One run of this script: where things lie and what was found so far."""
+class Session(stages.Session):
+    """One run of this script."""
 
-    out: Path
-    work: Path
-    arguments: argparse.Namespace
-    results: dict[str, Any] = field(default_factory=dict[str, Any])
+    file: str = "nccl.json"
+    shown: int = 1500
 
-    def keep(self, stage: str, found: Any) -> None:
-        """Add a result, write all of them, and print its end."""
-        self.results[stage] = found
-        (self.out / "nccl.json").write_text(json.dumps(self.results, indent=1))
-        print(f"== {stage}\n{json.dumps(_short(found))[:1500]}", flush=True)
+    def short(self, found: Any) -> Any:
+        """A result without its long texts."""
+        return _short(found)
 
     def run(self, command: list[str], env: dict[str, str], limit: float) -> dict[str, Any]:
         """Run a command and its whole process group within a limit; status, time and last words."""
         print("+", " ".join(command)[-300:], flush=True)
-        begun = time.monotonic()
-        with subprocess.Popen(
-            command, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, cwd=self.work, start_new_session=True, errors="replace",
-        ) as process:  # fmt: skip
-            try:
-                said, _ = process.communicate(timeout=limit)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                said, _ = process.communicate()
-        seconds = round(time.monotonic() - begun, 1)
-        return {"status": process.returncode, "wall_s": seconds, "said": said[-1500:], "all": said}
+        status, said, seconds = stages.command(command, env, limit, self.work)
+        wall = round(seconds, 1)
+        return {"status": status, "wall_s": wall, "said": said[-1500:], "all": said}
 
     def folder(self, name: str) -> Path:
         """A fresh folder."""
@@ -385,9 +369,9 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Run the stages that were asked for."""
     arguments = options()
-    session = Session(*folders(arguments.out, "rca-nccl-benchmark"), arguments)
+    session = Session(*stages.folders(arguments.out, "rca-nccl-benchmark"), arguments)
     chosen = arguments.stages or (STAGES_OF_MANY if arguments.ranks > 1 else STAGES_OF_ONE)
-    run_stages(session, STAGES, chosen, budget=arguments.budget)
+    stages.run_stages(session, STAGES, chosen, budget=arguments.budget)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,13 @@ import os
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from collector import FLOOR_ALL, FLOOR_KERNELS, ROOT, WORKLOAD, Session, build, read
 from stages import folders, run_stages
-from turns import Tracer, Turns, floored, make_path, ratios, tracers, turns
+from turns import Answers, Tracer, Turns, floored, make_path, ratios, tracers, turns
 
 PHASES = {"eager": 3, "graph": 5, "prefill": 3, "tiny": 3}
 """Repetitions in a turn, the first of which is not counted."""
@@ -45,6 +46,7 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
     "every call": {"BARE_KINDS": FLOOR_ALL},
     "graphs in one piece": {"BARE_KINDS": "51," + FLOOR_KERNELS},
 }
+BASE = ["none-1", "none-2"]
 NEWER = "a newer libcupti"
 LAUNCHES = ("activity", "callbacks", "latency")
 """How `bare_cupti.c` learns of launches: records of those functions alone, a callback of its own at
@@ -152,21 +154,45 @@ def medians(rounds: list[dict[str, Any]], phases: dict[str, int]) -> list[dict[s
     ]
 
 
+@dataclass
+class Measuring:
+    """A stage while it is measured: what it found is on disk after every round."""
+
+    session: Session
+    stage: str
+    players: Turns
+    found: dict[str, Any]
+
+    def rounds(
+        self, names: list[str], told: Callable[[list[Answers]], dict[str, Any]], **message: Any
+    ) -> None:
+        """Have programs work in turns; `told` makes the figures of the rounds so far."""
+        arguments = self.session.arguments
+
+        def each(done: list[Answers]) -> None:
+            self.found |= told(done) | {"lost": self.players.lost}
+            self.session.write(self.stage, self.found)
+
+        self.players.rounds(
+            arguments.rounds, names, arguments.limit, each=each, do="repeat", **message
+        )
+
+
 def rows(session: Session) -> dict[str, Any]:
     """Every tracer on every phase, in one process each."""
     names = (session.arguments.tracers or ROWS).split(",")
-    phases = work(session)
+    phases, warm = work(session), session.arguments.warm
     with turns(session) as players:
         made = {name: (lambda name=name: tracer(session, name)) for name in names}
         found: dict[str, Any] = {"start_s": start(session, players, made)}
         seated = [name for name in players.players if name != SLOW]
         base = [name for name in seated if name.startswith("none")]
-        limit = session.arguments.limit
-        ask = {"do": "repeat", "phases": phases, "warm": session.arguments.warm}
-        done = players.rounds(session.arguments.rounds, seated, limit, **ask)
-        found |= tables(done, phases, base)
-        found["rounds"] = medians(done, phases)
-        if SLOW in players.players:
+        Measuring(session, "rows", players, found).rounds(
+            seated,
+            lambda done: tables(done, phases, base) | {"rounds": medians(done, phases)},
+            phases=phases, warm=warm,
+        )  # fmt: skip
+        if SLOW in players.players and base:
             few = players.rounds(SLOW_ROUNDS, [base[0], SLOW], 40, do="repeat", phases=phases)
             found[SLOW] = tables(few, phases, base[:1])
         found["lost"] = players.lost
@@ -180,10 +206,11 @@ def four(session: Session) -> dict[str, Any]:
         made = {name: (lambda name=name: tracer(session, name)) for name in names}
         more = ("--workers", "4", "--phases", *phases)
         found: dict[str, Any] = {"start_s": start(session, players, made, *more)}
-        seated = list(players.players)
-        limit = session.arguments.limit
-        done = players.rounds(session.arguments.rounds, seated, limit, do="repeat", phases=phases)
-        found["eager"] = ratios(done, lambda answer: float(answer["wall"]), ["none"])
+        Measuring(session, "four", players, found).rounds(
+            list(players.players),
+            lambda done: {"eager": ratios(done, lambda answer: float(answer["wall"]), ["none"])},
+            phases=phases,
+        )
         found["lost"] = players.lost
     return found
 
@@ -218,15 +245,14 @@ def attributes(session: Session) -> dict[str, Any]:
     phases = {name: count for name, count in work(session).items() if name != "prefill"}
 
     with turns(session) as players:
-        made: dict[str, Callable[[], Tracer]] = {"none-1": Tracer, "none-2": Tracer}
+        made: dict[str, Callable[[], Tracer]] = dict.fromkeys(BASE, Tracer)
         made |= {name: (lambda n=name, v=v: asked(session, n, v)) for name, v in chosen.items()}
         found: dict[str, Any] = {"start_s": start(session, players, made)}
-        names = list(players.players)
-        limit = session.arguments.limit
-        done = players.rounds(session.arguments.rounds, names, limit, do="repeat", phases=phases)
-        found |= tables(done, phases, ["none-1", "none-2"])
-        found["answers"] = answers(players)
-        found["lost"] = players.lost
+        Measuring(session, "attributes", players, found).rounds(
+            list(players.players),
+            lambda done: tables(done, phases, BASE) | {"answers": answers(players)},
+            phases=phases,
+        )
     return found
 
 
@@ -237,7 +263,7 @@ def launches(session: Session) -> dict[str, Any]:
     """
     phases = {name: count for name, count in work(session).items() if name != "prefill"}
     with turns(session) as players:
-        made: dict[str, Callable[[], Tracer]] = {"none-1": Tracer, "none-2": Tracer}
+        made: dict[str, Callable[[], Tracer]] = dict.fromkeys(BASE, Tracer)
         made |= {
             name: (lambda n=name: tracer(session, n)) for name in ("kernels", "launches", "full")
         }
@@ -246,27 +272,33 @@ def launches(session: Session) -> dict[str, Any]:
             name = f"floor-{how}"
             made[name] = lambda n=name, h=how: asked(session, n, {"BARE_LAUNCHES": h})
         found: dict[str, Any] = {"start_s": start(session, players, made)}
-        names = list(players.players)
-        limit, warm = session.arguments.limit, session.arguments.warm
-        ask = {"do": "repeat", "phases": phases, "warm": warm}
-        done = players.rounds(session.arguments.rounds, names, limit, **ask)
-        found |= tables(done, phases, ["none-1", "none-2"])
-        found["over kernels"] = tables(done, phases, ["kernels"])
-        found["rounds"] = medians(done, phases)
-        found["answers"], found["lost"] = answers(players), players.lost
+        Measuring(session, "launches", players, found).rounds(
+            list(players.players),
+            lambda done: (
+                tables(done, phases, BASE)
+                | {"over kernels": tables(done, phases, ["kernels"])}
+                | {"rounds": medians(done, phases), "answers": answers(players)}
+            ),
+            phases=phases, warm=session.arguments.warm,
+        )  # fmt: skip
     found["recorded"] = {name: recorded(session, name) for name in ("kernels", "launches", "full")}
     return found
 
 
-def recorded(session: Session, name: str) -> dict[str, int]:
-    """Kernels and calls in a recording, and bytes of its segments."""
+def recorded(session: Session, name: str) -> dict[str, Any]:
+    """Kernels and calls in a recording, and bytes of its segments; or why there are none."""
     run = session.work / f"{name}.rca"
-    timeline = read(run)
+    try:
+        timeline = read(run)
+    except Exception as error:  # what was measured is worth more
+        return {"failed": f"{type(error).__name__}: {error}"}
     size = sum(path.stat().st_size for path in run.rglob("*.seg"))
     kernels = int((timeline["gpu"]["kind"] == 0).sum())
     return {"kernels": kernels, "calls": len(timeline["api"]), "bytes": size}
 
 
+LIMITS = {"rows": 230, "four": 200, "attributes": 200, "launches": 200}
+"""Seconds: starting, the rounds, ending."""
 STAGES = {"rows": rows, "four": four, "attributes": attributes, "launches": launches}
 
 
@@ -294,7 +326,7 @@ def main() -> None:
     def told(name: str, _: float) -> None:
         show(session.results.get(name) or {"failed": session.results.get(f"{name} failed")})
 
-    run_stages(session, STAGES, arguments.stages, after=told)
+    run_stages(session, STAGES, arguments.stages, limits=LIMITS, after=told)
 
 
 if __name__ == "__main__":

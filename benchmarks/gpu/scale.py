@@ -275,6 +275,8 @@ def edges(timeline: Any) -> dict[str, Any]:
     return {"delays": quartiles([delay / 1000 for delay in after], 1), "count": len(after)}
 
 
+LIMITS = {"counters": 120, "many": 300, "ready": 200}
+"""Seconds."""
 STAGES = {"counters": counters, "many": many, "ready": ready}
 
 
@@ -284,7 +286,7 @@ def main() -> None:
     session = Session(*folders(arguments.out, "rca-gpu-scale"), arguments, file="scale.json")
     sys.path.insert(0, str(NATIVE.parent.parent))
     build(session)
-    run_stages(session, STAGES, arguments.stages)
+    run_stages(session, STAGES, arguments.stages, limits=LIMITS)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import statistics
 import subprocess
@@ -24,11 +23,18 @@ from typing import Any
 
 from collector import FLOOR_ALL, FLOOR_KERNELS, NATIVE, ROOT, Session, nsys_program
 from seat import NAME, SOCKET
+from stages import end_group, left
 
 FLOOR_GRAPH = "51," + FLOOR_KERNELS
 """Graph replays in one piece, enabled before anything else."""
 
 LAST_WORDS = 600
+ENDING_S = 15.0
+"""Left before the deadline when the last round is over: tracers end, recordings are read."""
+PATIENCE_S = 45.0
+"""How long programs may take to end: tracers write what they have."""
+HASTE_S = 5.0
+"""The same where the stage has failed."""
 
 
 @dataclass
@@ -55,6 +61,10 @@ class Player:
     def words(self) -> str:
         """The end of what it said."""
         return self.log.read_text("utf-8", "replace")[-LAST_WORDS:] if self.log.exists() else ""
+
+
+Answers = dict[str, dict[str, Any] | None]
+"""What every program answered in a round; None from one that is gone."""
 
 
 class Gone(Exception):
@@ -89,12 +99,13 @@ class Turns:
     def ready(self, limit: float) -> float:
         """Wait for all that were started; seconds it took. Who does not come is given up."""
         begun = time.monotonic()
+        limit = left(limit)
         while any(player.file is None for player in self.players.values()):
             self._drop_ended()
-            left = begun + limit - time.monotonic()
-            if left <= 0:
+            still = begun + limit - time.monotonic()
+            if still <= 0:
                 break
-            self._socket.settimeout(min(left, 1.0))
+            self._socket.settimeout(min(still, 1.0))
             with contextlib.suppress(TimeoutError):
                 self._seat(self._socket.accept()[0])
         for player in [p for p in self.players.values() if p.file is None]:
@@ -137,25 +148,31 @@ class Turns:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def rounds(self, count: int, names: list[str], limit: float, /, **message: Any) -> list[Any]:
+    def rounds(
+        self, count: int, names: list[str], limit: float, /,
+        each: Callable[[list[Answers]], None] = lambda found: None, **message: Any,
+    ) -> list[Answers]:  # fmt: skip
         """Answers by name, a dictionary a round; the order moves on by one each round.
 
-        Ends early at `limit` seconds, so that what was found is not lost.
+        Ends early at `limit` seconds, so that what was found is not lost; `each` is told after
+        every round what there is so far.
         """
         if not names:
             raise Gone(f"no program is ready: {', '.join(self.lost) or 'none was started'}")
-        begun, found = time.monotonic(), []
+        begun, found = time.monotonic(), list[Answers]()
+        limit = left(limit + ENDING_S) - ENDING_S
         for number in range(count):
             at = number % len(names)
             answers = {name: self.ask(name, **message) for name in [*names[at:], *names[:at]]}
             found.append(answers)
-            if time.monotonic() - begun > limit:
+            each(found)
+            if time.monotonic() - begun > limit and number + 1 < count:
                 print(f"-- ended after {number + 1} of {count} rounds", flush=True)
                 break
         return found
 
-    def close(self, patience: float = 45.0) -> None:
-        """Let all programs end, at once."""
+    def close(self, patience: float) -> None:
+        """Let all programs end, at once; by force who has not after so many seconds."""
         for player in self.players.values():
             with contextlib.suppress(OSError, TypeError, ValueError):
                 player.file[1].write('{"do": "quit"}\n')
@@ -170,11 +187,12 @@ class Turns:
 @contextlib.contextmanager
 def turns(session: Session) -> Iterator[Turns]:
     """Programs in turns, all of them ended afterwards."""
-    found = Turns(session)
+    found, patience = Turns(session), HASTE_S
     try:
         yield found
+        patience = PATIENCE_S
     finally:
-        found.close()
+        found.close(left(patience))
 
 
 def end(player: Player, patience: float) -> None:
@@ -182,8 +200,7 @@ def end(player: Player, patience: float) -> None:
     try:
         player.process.wait(patience)
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(player.process.pid, signal.SIGKILL)
+        end_group(player.process)
         player.process.wait()
 
 
@@ -197,12 +214,20 @@ def make_path(session: Session) -> str:
     link = folder / "rca_llm"
     if not link.exists():
         link.symlink_to(ROOT / "rca_llm")
+    install(session)
+    return str(folder)
+
+
+def install(session: Session) -> None:
+    """Put the collector beside the probes, where the launcher looks, unless it is there and new."""
     native = NATIVE / session.collector.name
-    if session.collector.exists():  # the launcher looks for it beside the probes
+    sources = max(path.stat().st_mtime for path in NATIVE.glob("*.[ch]"))
+    if native.exists() and native.stat().st_mtime >= sources:
+        return
+    if session.collector.exists():
         draft = native.with_suffix(".draft")
         draft.write_bytes(session.collector.read_bytes())
         draft.replace(native)
-    return str(folder)
 
 
 def launched(session: Session, name: str, *options: str, **env: str) -> Tracer:

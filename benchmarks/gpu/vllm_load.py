@@ -22,15 +22,15 @@ import sysconfig
 import tarfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-import vllm_model  # noqa: E402  # the path above
-from stages import folders, run_stages  # noqa: E402
+import stages  # noqa: E402  # the path above
+import vllm_model  # noqa: E402
 
 from rca_llm.run import Run  # noqa: E402
 from tests.engines import compare, load, server  # noqa: E402
@@ -47,25 +47,16 @@ GRAPHS = {
 }
 """By itself vLLM captures up to the number of sequences here, and prefill would run eagerly."""
 
+NEVER = 2**63 - 1
 SETTLE_S = 0.3
 """After the gate opened: the collector's thread looks at it every 50 ms."""
 
 
 @dataclass
-class Session:
-    """One run of this script: where things lie and what was found so far."""
+class Session(stages.Session):
+    """One run of this script."""
 
-    out: Path
-    work: Path
-    arguments: argparse.Namespace
-    results: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    def keep(self, name: str, found: Any) -> None:
-        """Add a result and write all of them."""
-        self.results[name] = found
-        path = self.out / "vllm_load.json"
-        path.write_text(json.dumps(self.results, indent=1))
-        print(f"== {name}\n{json.dumps(found)[:2500]}", flush=True)
+    file: str = "vllm_load.json"
 
     def setup(self, *options: str) -> server.Setup:
         """The traced server; recording is off until the gate is opened."""
@@ -120,9 +111,9 @@ def loaded(session: Session) -> None:
     begun = time.monotonic()
     with server.serve(session.setup("--max-num-seqs=4"), folder) as served:
         facts: dict[str, Any] = {"ready_s": round(time.monotonic() - begun, 1)}
-        gate = Run(served.run)
+        gate = Gate(served.run)
         _warm_up(served.port, load.calls(4))
-        _open(gate, is_open=True)
+        gate.settle(True)
         load.run(served.port, calls, GAP_S)
         load.stream(served.port, hung_up, stop_after=3)
         load.run(served.port, load.calls(2), 0.0)  # the server notices the hang-up meanwhile
@@ -135,8 +126,8 @@ def loaded(session: Session) -> None:
     (session.out / "load.stamps.json").write_text(json.dumps(stamps))
     found = Found.read(served)
     session.keep("load", facts | found.described() | {"client": _client(found, calls)})
-    session.keep("load checks", _checks(found, calls, hung_up, stamps))
     session.keep("probes on against off", _paired(bursts, stamps))
+    session.keep("load checks", _checks(found, calls, hung_up, stamps, gate))
 
 
 def small(session: Session) -> None:
@@ -144,19 +135,21 @@ def small(session: Session) -> None:
     folder = _fresh(session.work / "small")
     calls = load.calls(6)
     with server.serve(session.setup("--max-num-seqs=4"), folder) as served:
-        gate = Run(served.run)
+        gate = Gate(served.run)
         _warm_up(served.port, load.calls(2))
-        _open(gate, is_open=True)
+        gate.settle(True)
         load.run(served.port, calls, GAP_S)
         time.sleep(SETTLE_S)
-        _open(gate, is_open=False)
+        gate.settle(False)
     kept, stamps = _archive(served.run, session.out / "small.rca.tar.gz"), served.stamps()
     (session.out / "small.stamps.json").write_text(json.dumps(stamps))
     found = Found.read(served)
     session.keep("small", found.described() | {"kept_bytes": kept})
-    session.keep("small checks", _checks(found, calls, None, stamps))
+    session.keep("small checks", _checks(found, calls, None, stamps, gate))
 
 
+LIMITS = {"build": 120, "load": 300, "small": 200}
+"""Seconds."""
 STAGES: dict[str, Callable[[Session], None]] = {"build": build, "load": loaded, "small": small}
 
 
@@ -166,9 +159,28 @@ def _fresh(folder: Path) -> Path:
     return folder
 
 
-def _open(gate: Run, *, is_open: bool) -> None:
-    gate.set_gate(is_open)
-    time.sleep(SETTLE_S)
+class Gate:
+    """The gate of a run, and when it was closed: what was launched then has no host records."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = Run(run)
+        self.closed: list[tuple[int, int]] = [(0, NEVER)]
+        """Begin and end on CLOCK_MONOTONIC, the time in which a change is noticed included."""
+
+    def set(self, is_open: bool) -> None:
+        """Open or close it."""
+        now = time.monotonic_ns()
+        begun, ended = self.closed[-1]
+        if is_open and ended == NEVER:
+            self.closed[-1] = (begun, now + round(SETTLE_S * 1e9))
+        elif not is_open and ended != NEVER:
+            self.closed.append((now, NEVER))
+        self._run.set_gate(is_open)
+
+    def settle(self, is_open: bool) -> None:
+        """Open or close it, and wait until every process has noticed."""
+        self.set(is_open)
+        time.sleep(SETTLE_S)
 
 
 def _warm_up(port: int, calls: list[load.Call]) -> None:
@@ -203,19 +215,19 @@ class Burst:
     ids: list[str]
 
 
-def _bursts(port: int, gate: Run, pairs: int) -> list[Burst]:
+def _bursts(port: int, gate: Gate, pairs: int) -> list[Burst]:
     """Alternating bursts; which of a pair comes first alternates too."""
     found: list[Burst] = []
     for number in range(pairs):
         for on in (True, False) if number % 2 else (False, True):
-            gate.set_gate(on)
+            gate.set(on)
             time.sleep(0.02)
             calls = [load.Call(16, 48) for _ in range(4)]
             begun = time.monotonic()
             load.run(port, calls, 0.0)
             wall = time.monotonic() - begun
             found.append(Burst(on, wall, [f"{call.id}-0" for call in calls]))
-    gate.set_gate(True)
+    gate.set(True)
     return found
 
 
@@ -298,19 +310,30 @@ class Found:
         modes = [str(row["mode"]) for row in self.summary["steps"] if row["prefill_tokens"]]
         return {mode: modes.count(mode) for mode in set(modes)}
 
-    def kernels(self) -> dict[str, int]:
-        """How many kernels there are, and how many belong to no step."""
+    def kernels(self, closed: list[tuple[int, int]]) -> dict[str, int]:
+        """How many kernels there are, and how many belong to no step.
+
+        Those of a step that was launched while the gate was closed are counted apart: the device's
+        records go on for a while after the host's.
+        """
+        import numpy as np
+
         from rca_llm.attribute import partition
         from rca_llm.trace import KERNEL
 
         recording = partition.prepare(self.report.trace.timelines[0])
         gpu = recording.timeline["gpu"]
-        counts = {"kernels": 0, "without a step": 0, "of graphs": 0, "graph without a step": 0}
+        paused = np.zeros(len(gpu), bool)
+        for begin, end in closed:
+            paused |= (gpu["start"] >= begin) & (gpu["start"] < end)
+        names = ("kernels", "without a step", "of graphs", "graph without a step", "while paused")
+        counts = dict.fromkeys(names, 0)
         for rank in recording.ranks:
             _, work = partition.activities(recording, rank)
             mine = (gpu["kind"] == KERNEL) & (gpu["start"] > 0)
             lost, graph = mine & (work.of_gpu < 0), mine & (gpu["graph_node"] > 0)
-            found = (mine, lost, graph, lost & graph)
+            judged = lost & ~paused
+            found = (mine, judged, graph, judged & graph, lost & paused)
             for name, rows in zip(counts, found, strict=True):
                 counts[name] += int(rows.sum())
         return counts
@@ -332,7 +355,11 @@ def _client(found: Found, calls: list[load.Call]) -> dict[str, Any]:
 
 
 def _checks(
-    found: Found, calls: list[load.Call], hung_up: load.Call | None, stamps: compare.Rows
+    found: Found,
+    calls: list[load.Call],
+    hung_up: load.Call | None,
+    stamps: compare.Rows,
+    gate: Gate,
 ) -> dict[str, Any]:
     """Every claim with its figure; `failed` names those that do not hold."""
     wanted = [f"{call.id}-0" for call in calls]
@@ -348,7 +375,7 @@ def _checks(
         bool(steps) and all(step["requests"] for step in steps),
         len(steps),
     )
-    kernels = found.kernels()
+    kernels = found.kernels(gate.closed)
     checks["every kernel has its step"] = (not kernels["without a step"], kernels)
     if kernels["kernels"]:
         prefills = found.prefills()
@@ -395,7 +422,7 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Run the stages that were asked for; none follows a build that failed."""
     arguments = options()
-    session = Session(*folders(arguments.out, "rca-vllm-load"), arguments)
+    session = Session(*stages.folders(arguments.out, "rca-vllm-load"), arguments)
 
     def kept(name: str, seconds: float) -> None:
         session.keep(f"{name} took", f"{seconds:.1f} s")
@@ -403,7 +430,7 @@ def main() -> None:
         if log.exists():
             shutil.copyfile(log, session.out / f"{name}.log")
 
-    run_stages(session, STAGES, arguments.stages, needed="build", after=kept)
+    stages.run_stages(session, STAGES, arguments.stages, limits=LIMITS, needed="build", after=kept)
     sys.exit(any(session.results.get(f"{name} checks", {}).get("failed") for name in STAGES))
 
 

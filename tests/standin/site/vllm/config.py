@@ -1,0 +1,7 @@
+"""Where the profiler's settings are."""
+
+from vllm import Named
+
+
+class ProfilerConfig(Named):
+    """The profiler's settings."""

@@ -1,0 +1,7 @@
+"""What a request may ask for."""
+
+
+class RequestOutputKind:
+    """How outputs come."""
+
+    DELTA = 1
