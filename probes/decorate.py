@@ -13,13 +13,14 @@ from .span import OFF, span, suspendable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Callable
     from typing import Any, TypeVar, overload
 
     F = TypeVar("F", bound=Callable[..., Any])
 
 # Bits of co_flags; the module inspect takes milliseconds to import.
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200
+_VARARGS, _VARKEYWORDS = 0x04, 0x08
 
 if TYPE_CHECKING:
 
@@ -105,15 +106,13 @@ class Called:
 
 
 def _function(function: Any, name: str, kind: str) -> Any:
-    flags = function.__code__.co_flags
-    if flags & _COROUTINE:
-        wrapped = _coroutine(function, name, kind)
-    elif flags & _ASYNC_GENERATOR:
-        wrapped = _async_generator(function, name, kind)
-    elif flags & _GENERATOR:
-        wrapped = _generator(function, name, kind)
-    else:
-        wrapped = _plain(function, name, kind)
+    code = function.__code__
+    if code.co_flags & _ASYNC_GENERATOR:
+        return _like(_async_generator(function, name, kind), function)
+    around: Any = span if not code.co_flags & (_COROUTINE | _GENERATOR) else suspendable
+    wrapped = _maker(_form(code.co_flags), *_parameters(code))(around, function, name, kind)
+    wrapped.__defaults__ = function.__defaults__
+    wrapped.__kwdefaults__ = function.__kwdefaults__
     return _like(wrapped, function)
 
 
@@ -123,30 +122,67 @@ def _like(wrapped: Any, function: Any) -> Any:
     return update_wrapper(wrapped, function)
 
 
-def _plain(function: Callable[..., Any], name: str, kind: str) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with span(name, kind):
-            return function(*args, **kwargs)
-
+# A wrapper has the parameters of its function: packing arguments into a tuple and a dictionary, and
+# out of them again, costs more than the span.
+_SOURCE = """
+def rca_llm_make(rca_llm_span, rca_llm_function, rca_llm_name, rca_llm_kind):
+    {define} call({taken}):
+        with rca_llm_span(rca_llm_name, rca_llm_kind):
+            return ({wait} rca_llm_function({given}))
     return call
+"""
+_ANYTHING = ("*args, **kwargs", "*args, **kwargs")
+_makers: dict[tuple[str, str, str], Any] = {}
 
 
-def _coroutine(function: Callable[..., Any], name: str, kind: str) -> Callable[..., Any]:
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        with suspendable(name, kind):
-            return await function(*args, **kwargs)
-
-    return call
+def _form(flags: int) -> tuple[str, str]:
+    if flags & _COROUTINE:
+        return "async def", "await"
+    return "def", "yield from" if flags & _GENERATOR else ""
 
 
-def _generator(
-    function: Callable[..., Generator[Any, Any, Any]], name: str, kind: str
-) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        with suspendable(name, kind):
-            return (yield from function(*args, **kwargs))
+def _maker(form: tuple[str, str], taken: str, given: str) -> Any:
+    """What makes wrappers of a form that take some parameters and hand them on as given."""
+    define, wait = form
+    key = (define, wait, taken)
+    found = _makers.get(key)
+    if found is None:
+        source = _SOURCE.format(define=define, taken=taken, wait=wait, given=given)
+        scope: dict[str, Any] = {}
+        exec(compile(source, "<rca_llm.probe>", "exec"), scope)
+        found = _makers[key] = scope["rca_llm_make"]
+    return found
 
-    return call
+
+def _parameters(code: Any) -> tuple[str, str]:
+    """The parameters of a function with that code, as source, and how to hand them on."""
+    positional, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    starred = bool(code.co_flags & _VARARGS) + bool(code.co_flags & _VARKEYWORDS)
+    names = code.co_varnames[: named + starred]
+    if not all(map(_is_plain, names)):
+        return _ANYTHING
+    taken = given = [*names[:positional]]
+    stars = [*names[named:]]
+    only = getattr(code, "co_posonlyargcount", 0)  # Python >= 3.8
+    if only:
+        taken = [*taken[:only], "/", *taken[only:]]
+    if code.co_flags & _VARARGS:
+        rest = ["*" + stars.pop(0)]
+        taken, given = taken + rest, given + rest
+    elif code.co_kwonlyargcount:
+        taken = [*taken, "*"]
+    rest = ["**" + name for name in stars]
+    taken = [*taken, *names[positional:named], *rest]
+    given = [*given, *("%s=%s" % (name, name) for name in names[positional:named]), *rest]
+    return ", ".join(taken), ", ".join(given)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a compiler takes a parameter's name as it is; code that none made may have any."""
+    from keyword import iskeyword
+
+    reserved = iskeyword(name) or name.startswith("rca_llm_") or name == "__debug__"
+    return name.isidentifier() and name.isascii() and not reserved
 
 
 def _async_generator(function: Callable[..., Any], name: str, kind: str) -> Callable[..., Any]:

@@ -83,12 +83,16 @@ class Names(_Ids):
         return word
 
 
+# What ``Room`` has where it is in C.
+_ROOM = ("at", "begin", "end", "ids", "kinds", "last", "marks", "path", "spans", "words")
+
+
 class Recorder(Room):
     """The writer of one segment; belongs to one thread of one process.
 
-    ``words`` is the current block as int64 words and ``at`` the next free word in it; ``last`` is
-    where the gate is looked at again. All three are read by the fast paths in ``span.py``; those in
-    C find them in ``Room``.
+    ``words`` is the current block as int64 words, which begins at byte ``begin`` of the file
+    ``path``, and ``at`` the next free word in it; ``last`` is where the gate is looked at again.
+    The fast paths in ``span.py`` read them; those in C find them in ``Room``.
     """
 
     __slots__ = (
@@ -99,8 +103,7 @@ class Recorder(Room):
         "_size",
         "_stopped",
         "_views",
-        "path",
-    ) + (() if fast else ("at", "end", "ids", "kinds", "last", "marks", "spans", "words"))
+    ) + (() if fast else _ROOM)
 
     def __init__(self, path: str, header: bytes) -> None:
         self.path = path
@@ -133,6 +136,7 @@ class Recorder(Room):
         if self._size:
             self._let_go()
         self._block = block
+        self.begin = self._size
         self.words = memoryview(block).cast("q")
         self._views = [view for view in self._views if view() is not None]
         self._views.append(ref(self.words))
@@ -153,9 +157,10 @@ class Recorder(Room):
             pass
         _kept.append(self._block)
 
-    def refill(self) -> bool:
-        """Look at the gate and let the fast paths go on; whether they may write the next cell."""
-        if not gate[0] or (self.at >= self.end and not self._grow(layout.CELL_BYTES)):
+    def refill(self, cells: int = 1) -> bool:
+        """Look at the gate and let the fast paths go on; whether they may write the next cells."""
+        beyond = self.at + cells * WORDS_A_CELL > self.end
+        if not gate[0] or (beyond and not self._grow(cells * layout.CELL_BYTES)):
             return False
         self.last = min(self.at + GATE_WORDS, self.end)
         return True
@@ -181,7 +186,7 @@ class Recorder(Room):
 
     def place(self, at: int) -> int:
         """The cell at word ``at`` of the current block, counted from the first of the file."""
-        return (self._size // 8 - len(self.words) + at) // WORDS_A_CELL
+        return (self.begin // 8 + at) // WORDS_A_CELL
 
     def _grow(self, need: int) -> bool:
         # Busy: the garbage collector or a signal handler came in while this thread was growing.

@@ -220,6 +220,8 @@ def _rich(
 ) -> Off:
     """A span with step, bytes or path, or one at the end of a block."""
     more = step is not None or bytes is not None or path is not None
+    # Whatever they are, they may record themselves while they are asked.
+    number, size, where = whole(step), whole(bytes), None if path is None else text(path)
     room = here.reserve(2 if more else 1)
     if room is None:
         return OFF
@@ -229,8 +231,7 @@ def _rich(
         request = request_id.get()
     words[at + 2] = here.ids[request] | here.kinds[kind]
     if more:
-        where = None if path is None else text(path)
-        put(words, at + WORDS_A_CELL, layout.MORE, whole(step), whole(bytes), here.ids[where])
+        put(words, at + WORDS_A_CELL, layout.MORE, number, size, here.ids[where])
     words[at + 3] = here.word(here.spans, name, SPAN) | (RICH if more else 0)
     return made
 
@@ -288,7 +289,7 @@ def _first_mark(name: str, request: str | None, numbers: dict[str, float]) -> No
 
 def _rich_mark(here: Recorder, name: str, request: str | None, numbers: dict[str, float]) -> None:
     now = perf_counter_ns()
-    told = [(key, plain_number(value)) for key, value in numbers.items()]
+    told = [(text(key), plain_number(value)) for key, value in numbers.items()]
     known = [(key, value) for key, value in told if value is not None]
     room = here.reserve(1 + len(known))
     if room is None:
@@ -330,8 +331,9 @@ def suspendable(name: str, kind: str, request: str | None = None) -> Off:
     return made
 
 
-python_span, python_record = span, record
+python_span, python_record, python_suspendable = span, record, suspendable
 # The C functions hand what is uncommon to those here. They know nothing of NVTX.
 if fast and not ranges.wanted():
-    fast.prepare(python_span, python_record, OFF, request_id, FAULTS)
-    span, record = fast.span, fast.record
+    slow = (python_span, python_record, python_suspendable)
+    fast.prepare(*slow, text, whole, plain_number, OFF, request_id, FAULTS)
+    span, record, suspendable = fast.span, fast.record, fast.suspendable

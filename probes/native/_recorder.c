@@ -1,52 +1,27 @@
-/* The fast paths of spans and marks for one Python: what probes/span.py does for the common call,
- * on the same recorders and segments. Everything uncommon is handed to the Python functions.
+/* Spans and marks for one Python: what probes/span.py does, on the same recorders and segments.
+ * What no call of a program repeats (the first record of a thread, the first use of a name) is
+ * handed to the Python functions, and so are wrong calls.
  *
- * A Recorder (probes/recorder.py) inherits from Room, which holds what the fast paths touch. */
+ * A Recorder (probes/recorder.py) inherits from Room, which holds what is touched here. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <structmember.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "counter_clock.h"
 #include "format.h"
+#include "recorder_look.h"
+#include "recorder_room.h"
 
 #ifdef Py_GIL_DISABLED
 #error "the fast paths rely on the GIL; without it the Python recorder is used"
 #endif
 
-enum {
-    WORDS_A_CELL = RCA_CELL_BYTES / 8,
-    GATE_WORDS = 32 * WORDS_A_CELL, /* as in recorder.py */
-    FREE_SPANS = 64,
-    KNOWN = 64,
-};
+enum { FREE_SPANS = 64, MOST_NUMBERS = 32 };
 
 #define FAILED ((int64_t)RCA_FLAG_ERROR << 40)
 #define RICH ((int64_t)RCA_FLAG_MORE << 40)
 #define SUSPENDED ((int64_t)RCA_FLAG_ASYNC << 40)
-
-/* Words of the texts looked up lately, by the address of the text: names in a program's code are the
- * same objects each time, and a look into a dictionary of large numbers costs as much as all else. */
-typedef struct Known {
-    PyObject *text; /* held, so that its address means no other */
-    int64_t word;
-} Known;
-
-typedef struct Room {
-    PyObject_HEAD
-    Py_ssize_t at, last; /* the next free word, and where the gate is looked at again */
-    Py_ssize_t end;      /* of the block, in words; -1: nothing more is written */
-    int64_t *words;
-    PyObject *view; /* the memoryview that `words` points into */
-    PyObject *spans, *marks, *ids, *kinds;
-    Known known_spans[KNOWN], known_marks[KNOWN], known_kinds[KNOWN];
-} Room;
 
 typedef struct Span {
     PyObject_HEAD
@@ -56,26 +31,11 @@ typedef struct Span {
     unsigned generation;
 } Span;
 
-/* Counts forks: in a child every recorder and span from before belongs to the parent. */
-static unsigned generation;
+static PyObject *gate_view; /* keeps it mapped */
 
-/* A thread's recorder, kept alive by the list of recorders in Python. */
-typedef struct Own {
-    Room *room;
-    unsigned generation;
-} Own;
-
-static _Thread_local Own own;
-
-/* When an edge of a span is the next reason to look at this thread, ns; 0 outside of steps. */
-static _Thread_local int64_t look_at;
-static int stepping; /* whether any thread ever was: spares spans elsewhere the way to its storage */
-static void look_around(int64_t now);
-
-static const volatile unsigned char *gate; /* first byte of the control file: 1 record */
-static PyObject *gate_view;                /* keeps it mapped */
-
-static PyObject *slow_span, *slow_record, *off, *request_variable, *refill_name, *faults;
+/* Of span.py and plain.py; what may be anything is understood there, for both recorders alike. */
+static PyObject *slow_span, *slow_record, *slow_suspendable, *off, *request_variable;
+static PyObject *plain_text, *plain_whole, *plain_number, *host;
 static PyInterpreterState *home; /* what is static here serves one interpreter */
 static int scoped;
 static Span *free_spans[FREE_SPANS];
@@ -85,109 +45,6 @@ static void in_child(void)
 {
     generation++;
 }
-
-/* ---------------------------------------------------------------- Room */
-
-static PyObject *room_view(Room *self, void *unused)
-{
-    (void)unused;
-    if (!self->view) {
-        PyErr_SetString(PyExc_AttributeError, "words");
-        return NULL;
-    }
-    return Py_NewRef(self->view);
-}
-
-static int room_set_view(Room *self, PyObject *view, void *unused)
-{
-    (void)unused;
-    if (!view || !PyMemoryView_Check(view)) {
-        PyErr_SetString(PyExc_TypeError, "words must be a memoryview");
-        return -1;
-    }
-    Py_buffer *buffer = PyMemoryView_GET_BUFFER(view);
-    if (buffer->itemsize != 8 || buffer->readonly || !PyBuffer_IsContiguous(buffer, 'C')) {
-        PyErr_SetString(PyExc_ValueError, "words must be writable and 8 bytes wide");
-        return -1;
-    }
-    Py_XSETREF(self->view, Py_NewRef(view));
-    self->words = buffer->buf;
-    return 0;
-}
-
-static int room_traverse(Room *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->view);
-    Py_VISIT(self->spans);
-    Py_VISIT(self->marks);
-    Py_VISIT(self->ids);
-    Py_VISIT(self->kinds);
-    return 0;
-}
-
-static void forget(Known *known)
-{
-    for (int i = 0; i < KNOWN; i++)
-        Py_CLEAR(known[i].text);
-}
-
-static int room_clear(Room *self)
-{
-    forget(self->known_spans);
-    forget(self->known_marks);
-    forget(self->known_kinds);
-    self->words = NULL;
-    self->last = self->end = -1;
-    Py_CLEAR(self->view);
-    Py_CLEAR(self->spans);
-    Py_CLEAR(self->marks);
-    Py_CLEAR(self->ids);
-    Py_CLEAR(self->kinds);
-    return 0;
-}
-
-static void room_dealloc(Room *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    room_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-static PyMemberDef room_members[] = {
-    {"at", T_PYSSIZET, offsetof(Room, at), 0, NULL},
-    {"last", T_PYSSIZET, offsetof(Room, last), 0, NULL},
-    {"end", T_PYSSIZET, offsetof(Room, end), 0, NULL},
-    {"spans", T_OBJECT_EX, offsetof(Room, spans), 0, NULL},
-    {"marks", T_OBJECT_EX, offsetof(Room, marks), 0, NULL},
-    {"ids", T_OBJECT_EX, offsetof(Room, ids), 0, NULL},
-    {"kinds", T_OBJECT_EX, offsetof(Room, kinds), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyGetSetDef room_getset[] = {
-    {"words", (getter)room_view, (setter)room_set_view, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyType_Slot room_slots[] = {
-    {Py_tp_doc, "What the fast paths touch of a recorder."},
-    {Py_tp_dealloc, room_dealloc},
-    {Py_tp_traverse, room_traverse},
-    {Py_tp_clear, room_clear},
-    {Py_tp_members, room_members},
-    {Py_tp_getset, room_getset},
-    {0, NULL},
-};
-
-static PyType_Spec room_spec = {
-    .name = "_recorder.Room",
-    .basicsize = sizeof(Room),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = room_slots,
-};
 
 /* ---------------------------------------------------------------- Span */
 
@@ -342,317 +199,332 @@ static void hold(Span *self, PyObject *view, int64_t *cell)
     self->generation = generation;
 }
 
-/* ---------------------------------------------------------------- span and record */
+/* ---------------------------------------------------------------- arguments */
 
-/* What a call asks for, as far as the fast paths know it; borrowed. */
-typedef struct Call {
-    PyObject *name, *kind, *request, *step;
-} Call;
+/* What a span may be given, in the order of its parameters. */
+enum { NAME, KIND, REQUEST, STEP, BYTES, PATH, ARGUMENTS };
 
-static int parse_all(Call *call, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords,
-                     int takes_kind)
+static const char *const argument_names[ARGUMENTS] = {"name", "kind",  "request",
+                                                      "step", "bytes", "path"};
+static PyObject *argument_texts[ARGUMENTS]; /* the same, interned, as those in a program's code */
+
+static int names_argument(PyObject *keyword, int which)
 {
-    PyObject **places[] = {&call->name, takes_kind ? &call->kind : &call->request, &call->request};
-    if (count > (takes_kind ? 3 : 2))
+    return keyword == argument_texts[which] ||
+           !PyUnicode_CompareWithASCIIString(keyword, argument_names[which]);
+}
+
+/* Which argument a keyword names among the first few; -1: none of them. */
+static int argument_of(PyObject *keyword, int takes)
+{
+    for (int i = NAME; i < takes; i++)
+        if (keyword == argument_texts[i])
+            return i;
+    for (int i = NAME; i < takes; i++)
+        if (names_argument(keyword, i))
+            return i;
+    return -1;
+}
+
+/* Puts the arguments of a call into their places, borrowed, NULL for None where that means nothing;
+ * whether the call is right. */
+static int place(PyObject **at, int takes, PyObject *const *arguments, Py_ssize_t count,
+                 PyObject *keywords)
+{
+    if (count > takes)
         return 0;
     for (Py_ssize_t i = 0; i < count; i++)
-        *places[i] = arguments[i];
+        at[i] = arguments[i];
     for (Py_ssize_t i = 0; keywords && i < PyTuple_GET_SIZE(keywords); i++) {
-        PyObject *keyword = PyTuple_GET_ITEM(keywords, i);
-        if (takes_kind && !call->kind && !PyUnicode_CompareWithASCIIString(keyword, "kind"))
-            call->kind = arguments[count + i];
-        else if (!call->request && !PyUnicode_CompareWithASCIIString(keyword, "request"))
-            call->request = arguments[count + i];
-        else if (takes_kind && !PyUnicode_CompareWithASCIIString(keyword, "step"))
-            call->step = arguments[count + i];
-        else
+        int found = argument_of(PyTuple_GET_ITEM(keywords, i), takes);
+        if (found < 0 || at[found])
             return 0;
+        at[found] = arguments[count + i];
     }
-    if (call->request == Py_None)
-        call->request = NULL;
-    if (call->step == Py_None)
-        call->step = NULL;
-    return (!call->step || PyLong_CheckExact(call->step)) &&
-           (!call->kind || PyUnicode_CheckExact(call->kind)) &&
-           (!call->request || PyUnicode_CheckExact(call->request));
+    for (int i = REQUEST; i < takes; i++)
+        if (at[i] == Py_None)
+            at[i] = NULL;
+    return at[NAME] != NULL;
 }
 
-/* Whether the fast paths know what is asked for; most calls give a name and nothing else. */
-static inline int parse(Call *call, PyObject *const *arguments, Py_ssize_t count,
-                        PyObject *keywords, int takes_kind)
+/* An argument as an exact str or int, new. */
+static PyObject *exactly(PyObject *given, int which)
 {
-    if (count < 1 || !PyUnicode_CheckExact(arguments[0]))
-        return 0;
-    call->name = arguments[0];
-    return (count == 1 && !keywords) || parse_all(call, arguments, count, keywords, takes_kind);
+    int number = which == STEP || which == BYTES;
+    if (number ? PyLong_CheckExact(given) : PyUnicode_CheckExact(given))
+        return Py_NewRef(given);
+    return PyObject_CallOneArg(number ? plain_whole : plain_text, given);
 }
 
-/* Looks a text up and ors its word into `into`; 0 where the slow path must name it first. */
-static int look_up(PyObject *words, PyObject *text, int64_t *into)
+static void drop(PyObject **objects, Py_ssize_t count)
 {
-    PyObject *word = PyDict_GetItemWithError(words, text);
-    if (!word) {
-        PyErr_Clear();
+    for (Py_ssize_t i = 0; i < count; i++)
+        Py_CLEAR(objects[i]);
+}
+
+/* Whether what was raised is ours to keep from the program, which it then is. Anything else came out
+ * of code of the program that ran in a call of ours. */
+static int ours(void)
+{
+    if (!PyErr_ExceptionMatches(faults))
         return 0;
-    }
-    *into |= PyLong_AsLongLong(word);
+    PyErr_Clear();
     return 1;
 }
 
-/* The same by what is known already; words never change while their recorder lives. */
-static inline int recall(Known *known, PyObject *words, PyObject *text, int64_t *into)
+/* ---------------------------------------------------------------- span */
+
+/* A step or a size: -1, which stands for none, where it is too large for a cell or negative. */
+static int64_t whole(PyObject *given)
 {
-    Known *at = &known[((uintptr_t)text >> 4) % KNOWN];
-    int64_t word = 0;
-    if (at->text == text) {
-        *into |= at->word;
-        return 1;
-    }
-    if (!look_up(words, text, &word))
-        return 0;
-    Py_XSETREF(at->text, Py_NewRef(text));
-    at->word = word;
-    *into |= word;
-    return 1;
+    int overflow;
+    int64_t number = given ? PyLong_AsLongLongAndOverflow(given, &overflow) : -1;
+    return number < 0 || overflow ? -1 : number;
+}
+
+/* Fills a MORE cell, which tells more of the cell before it. */
+static void put_more(int64_t *more, int64_t step, int64_t bytes, int64_t path)
+{
+    more[0] = step;
+    more[1] = bytes;
+    more[2] = path;
+    __atomic_store_n(&more[3], (int64_t)cell_tag(RCA_MORE, 0) << 32, __ATOMIC_RELEASE);
 }
 
 /* Word 2 of a cell: the request, that of the scope where none is given, and the kind. */
-static inline int add_request(Room *here, Call *call, int64_t *word)
+static inline int add_request(Room *here, PyObject *request, PyObject *kind, int64_t *word)
 {
     PyObject *scope = NULL;
     int known = 1;
-    if (scoped && !call->request && PyContextVar_Get(request_variable, Py_None, &scope) < 0) {
+    if (scoped && !request && PyContextVar_Get(request_variable, Py_None, &scope) < 0) {
         PyErr_Clear();
         return 0;
     }
-    PyObject *request = call->request ? call->request : scope;
-    if (request && request != Py_None)
-        known = PyUnicode_CheckExact(request) && look_up(here->ids, request, word);
+    if (scope && scope != Py_None)
+        request = scope;
+    if (request)
+        known = PyUnicode_CheckExact(request) &&
+                recall(here->known_ids, here->ids, request, word);
     Py_XDECREF(scope);
-    return known && (!call->kind || recall(here->known_kinds, here->kinds, call->kind, word));
+    return known && (!kind || recall(here->known_kinds, here->kinds, kind, word));
 }
 
-/* Whether this thread has a recorder with room for some cells: 0 where Python must see to it,
- * NOTHING where none may be written, RAISED where Python code that ran in between (a signal handler
- * of the program) has raised. */
-enum { NOTHING = -1, RAISED = -2 };
-
-static int refill(Room *here)
+/* A span of exact arguments, new: its cell and, where it has more to say, the one behind it. NULL
+ * with nothing raised: Python must see to it. */
+static inline __attribute__((always_inline)) PyObject *new_cells(PyObject *const *at, int64_t flags)
 {
-    if (gate && !*gate)
-        return NOTHING;
-    if (gate && here->at < here->end) {
-        Py_ssize_t next = here->at + GATE_WORDS;
-        here->last = next < here->end ? next : here->end;
-        return 1;
-    }
-    PyObject *more = PyObject_CallMethodNoArgs((PyObject *)here, refill_name);
-    int room = more ? PyObject_IsTrue(more) : 0;
-    Py_XDECREF(more);
-    if (!more && !PyErr_ExceptionMatches(faults))
-        return RAISED;
-    if (!more)
-        PyErr_Clear();
-    return here->at < here->last ? room : more ? NOTHING : 0;
-}
-
-static inline int has_room(Room *here, Py_ssize_t cells)
-{
-    if (!here)
-        return 0;
-    if (here->at + (cells - 1) * WORDS_A_CELL < here->last)
-        return 1;
-    return cells > 1 ? 0 : refill(here);
-}
-
-/* The calling thread's recorder, NULL where it has none. */
-static inline Room *own_room(void)
-{
-    const Own *mine = &own; /* asking for its address is a call */
-    return mine->generation == generation ? mine->room : NULL;
-}
-
-/* Reserves cells; nothing between this and their last store runs Python code. */
-static inline int64_t *next_cells(Room *here, Py_ssize_t count)
-{
-    int64_t *cell = here->words + here->at;
-    here->at += count * WORDS_A_CELL;
-    return cell;
-}
-
-/* ---------------------------------------------------------------- looks at the own thread */
-
-/* A look costs about a microsecond: so often it is less than a thousandth of the time. */
-#define LOOK_EVERY_NS 2000000
-/* By how much the kernel's count of time on CPU may lag: it is brought up to date at ticks. */
-#define LOOK_NEAR_NS 20000000
-
-/* The thread's schedstat, kept open, and its id; of a process before a fork nothing is kept. */
-static _Thread_local struct {
-    unsigned generation;
-    int known, descriptor, thread;
-} self_look;
-
-static int64_t thread_time(void)
-{
-    struct timespec now;
-    if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now))
-        return -1;
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
-
-/* Run-queue delay and time slices so far. A program may close descriptors that it does not know, and
- * get the number again for a file of its own: what is read must agree with the thread's clock. A
- * descriptor that does not is let go of, never closed. */
-static int read_schedstat(int64_t on_cpu, int64_t *delay, int64_t *slices)
-{
-    char text[100], *at = text;
-    ssize_t got = -1;
-    if (!self_look.known || self_look.generation != generation) {
-        self_look.generation = generation;
-        self_look.thread = (int)syscall(SYS_gettid);
-        self_look.descriptor = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
-        self_look.known = 1;
-    }
-    if (self_look.descriptor >= 0)
-        got = pread(self_look.descriptor, text, sizeof text - 1, 0);
-    text[got > 0 ? got : 0] = 0;
-    int64_t told = strtoll(at, &at, 10);
-    *delay = strtoll(at, &at, 10);
-    *slices = strtoll(at, &at, 10);
-    if (got > 0 && told <= on_cpu + LOOK_NEAR_NS && on_cpu - told <= LOOK_NEAR_NS)
-        return 1;
-    self_look.known = self_look.descriptor < 0; /* what cannot be opened is not tried again */
-    return 0;
-}
-
-/* Whether a look can be written without Python: up to the end of the block, where the gate is open. */
-static int has_room_for_look(Room *here)
-{
-    if (has_room(here, 2) == 1)
-        return 1;
-    if (!here || !gate || !*gate || here->at + 2 * WORDS_A_CELL > here->end)
-        return 0;
-    return refill(here) == 1;
-}
-
-/* Writes what the kernel says of the calling thread, as looks.py does; 0 where there is no room. */
-static int write_look(void)
-{
-    struct rusage usage;
-    int64_t delay, slices, on_cpu = thread_time();
+    int more = at[STEP] || at[BYTES] || at[PATH];
+    int64_t middle = 0, last = 0, path = 0;
     Room *here = own_room();
-    if (!has_room_for_look(here))
-        return 0;
-    if (!read_schedstat(on_cpu, &delay, &slices) || getrusage(RUSAGE_THREAD, &usage))
-        return 1;
-    int64_t kernel = usage.ru_stime.tv_sec * INT64_C(1000000) + usage.ru_stime.tv_usec;
-    int64_t *cell = next_cells(here, 2), *more = cell + WORDS_A_CELL;
-    more[0] = delay;
-    more[1] = slices;
-    more[2] = (int64_t)(uint32_t)usage.ru_majflt | INT64_C(1) << 32;
-    more[3] = (int64_t)(uint32_t)kernel | (int64_t)cell_tag(RCA_MORE, 0) << 32;
-    cell[0] = counter_clock();
-    cell[1] = on_cpu;
-    cell[2] = (int64_t)getpid() << 32;
-    __atomic_store_n(&cell[3],
-                     (int64_t)(uint32_t)self_look.thread |
-                         (int64_t)cell_tag(RCA_SCHED, RCA_FLAG_MORE) << 32,
-                     __ATOMIC_RELEASE);
-    return 1;
+    int room = has_room(here, more ? 2 : 1);
+    if (room < 0)
+        return room == RAISED ? NULL : Py_NewRef(off);
+    if (!room || !recall(here->known_spans, here->spans, at[NAME], &last) ||
+        !add_request(here, at[REQUEST], at[KIND], &middle) ||
+        (at[PATH] && !recall(here->known_ids, here->ids, at[PATH], &path)))
+        return NULL;
+    Span *made = new_span();
+    if (!made) {
+        PyErr_Clear();
+        return Py_NewRef(off);
+    }
+    int64_t *cell = next_cells(here, more ? 2 : 1);
+    hold(made, here->view, cell);
+    cell[2] = middle;
+    if (more)
+        put_more(cell + WORDS_A_CELL, whole(at[STEP]), whole(at[BYTES]), path);
+    __atomic_store_n(&cell[3], last | flags | (more ? RICH : 0), __ATOMIC_RELEASE);
+    return (PyObject *)made;
 }
 
-/* Looks at the edge of a span in a step, so that what is counted there is told from what is around. */
-static void look_around(int64_t now)
+/* The Python function that does what is uncommon, with arguments that were made exact. */
+static PyObject *slowly(PyObject *slow, int takes, PyObject *const *exact)
 {
-    if (!look_at || now < look_at)
-        return;
-    int before = errno;
-    if (write_look())
-        look_at = now + LOOK_EVERY_NS;
-    errno = before;
+    PyObject *all[ARGUMENTS];
+    for (int i = NAME; i < takes; i++)
+        all[i] = exact[i] ? exact[i] : i == KIND ? host : Py_None;
+    return PyObject_Vectorcall(slow, all, (size_t)takes, NULL);
 }
 
-static PyObject *look(PyObject *module, PyObject *within)
+static PyObject *span_at_length(PyObject *slow, int takes, int64_t flags,
+                                PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    (void)module;
-    int inside = PyObject_IsTrue(within) == 1;
-    stepping |= inside;
-    look_at = inside ? counter_clock() + LOOK_EVERY_NS : 0;
-    return PyBool_FromLong(write_look());
-}
-
-static PyObject *edge(PyObject *module, PyObject *none)
-{
-    (void)module, (void)none;
-    if (look_at)
-        look_around(counter_clock());
-    Py_RETURN_NONE;
-}
-
-/* The number of a step: -1, which stands for none, where it is too large for a cell. */
-static int64_t step_number(PyObject *step)
-{
-    int overflow;
-    int64_t number = PyLong_AsLongLongAndOverflow(step, &overflow);
-    return overflow || number < 0 ? -1 : number;
-}
-
-/* Fills a MORE cell, which tells the step of the span before it; no path, no size. */
-static void put_step(int64_t *more, int64_t step)
-{
-    more[0] = step;
-    more[1] = -1;
-    __atomic_store_n(&more[3], (int64_t)cell_tag(RCA_MORE, 0) << 32, __ATOMIC_RELEASE);
+    PyObject *at[ARGUMENTS] = {NULL}, *exact[ARGUMENTS] = {NULL}, *made = NULL;
+    if (!own_room() || !place(at, takes, arguments, count, keywords))
+        return PyObject_Vectorcall(slow, arguments, (size_t)count, keywords);
+    int all = 1;
+    for (int i = NAME; all && i < takes; i++)
+        all = !at[i] || (exact[i] = exactly(at[i], i));
+    if (all) {
+        made = new_cells(exact, flags);
+        if (!made && !PyErr_Occurred())
+            made = slowly(slow, takes, exact);
+    } else if (ours())
+        made = Py_NewRef(off);
+    drop(exact, ARGUMENTS);
+    return made;
 }
 
 static PyObject *fast_span(PyObject *module, PyObject *const *arguments, Py_ssize_t count,
                            PyObject *keywords)
 {
     (void)module;
-    Call call = {0};
-    int64_t middle = 0, last = 0;
-    if (!parse(&call, arguments, count, keywords, 1))
-        return PyObject_Vectorcall(slow_span, arguments, (size_t)count, keywords);
+    /* Most calls give a name and nothing else, or a kind. */
+    if (!keywords && count > 0 && count <= 2 && PyUnicode_CheckExact(arguments[0]) &&
+        PyUnicode_CheckExact(arguments[count - 1])) {
+        PyObject *at[ARGUMENTS] = {arguments[0], count == 2 ? arguments[1] : NULL};
+        PyObject *made = new_cells(at, 0);
+        if (made || PyErr_Occurred())
+            return made;
+    }
+    return span_at_length(slow_span, ARGUMENTS, 0, arguments, count, keywords);
+}
+
+static PyObject *suspendable(PyObject *module, PyObject *const *arguments, Py_ssize_t count,
+                             PyObject *keywords)
+{
+    (void)module;
+    return span_at_length(slow_suspendable, STEP, SUSPENDED, arguments, count, keywords);
+}
+
+/* ---------------------------------------------------------------- record */
+
+/* A number as an exact int of 64 bits or float, new; None where it is none. */
+static PyObject *exact_number(PyObject *given)
+{
+    int overflow = 0;
+    if (PyLong_CheckExact(given))
+        PyLong_AsLongLongAndOverflow(given, &overflow);
+    if (PyFloat_CheckExact(given) || (PyLong_CheckExact(given) && !overflow))
+        return Py_NewRef(given);
+    return PyObject_CallOneArg(plain_number, given);
+}
+
+/* Fills a NUMBER cell with an exact number, called by the id of its name. */
+static void put_number(int64_t *cell, PyObject *number, int64_t id)
+{
+    int real = PyFloat_CheckExact(number);
+    if (real) {
+        double value = PyFloat_AS_DOUBLE(number);
+        memcpy(&cell[1], &value, sizeof value);
+    } else
+        cell[1] = PyLong_AsLongLong(number);
+    uint32_t tag = cell_tag(RCA_NUMBER, real ? RCA_FLAG_FLOAT : 0);
+    __atomic_store_n(&cell[3], id | (int64_t)tag << 32, __ATOMIC_RELEASE);
+}
+
+/* A mark: what a call asks for, exact. */
+typedef struct Mark {
+    PyObject *name, *request;
+    PyObject *const *names, *const *numbers; /* so many, None among them */
+    Py_ssize_t count, known;                 /* and how many are not */
+} Mark;
+
+/* Writes a mark of this instant and its numbers. 1: done; 0: Python must; RAISED. */
+static inline __attribute__((always_inline)) int put_mark(const Mark *mark, int64_t now)
+{
+    int64_t middle = 0, last = 0, ids[MOST_NUMBERS];
     Room *here = own_room();
-    int room = has_room(here, call.step ? 2 : 1);
+    int room = has_room(here, 1 + mark->known);
     if (room < 0)
-        return room == RAISED ? NULL : Py_NewRef(off);
-    if (!room || !recall(here->known_spans, here->spans, call.name, &last) ||
-        !add_request(here, &call, &middle))
-        return PyObject_Vectorcall(slow_span, arguments, (size_t)count, keywords);
-    Span *made = new_span();
-    if (!made)
-        return NULL;
-    int64_t *cell = next_cells(here, call.step ? 2 : 1);
-    hold(made, here->view, cell);
+        return room == RAISED ? RAISED : 1;
+    if (!room || !recall(here->known_marks, here->marks, mark->name, &last) ||
+        !add_request(here, mark->request, NULL, &middle))
+        return 0;
+    for (Py_ssize_t i = 0; i < mark->count; i++) {
+        ids[i] = 0;
+        if (!recall(here->known_ids, here->ids, mark->names[i], &ids[i]))
+            return 0;
+    }
+    int64_t *cell = next_cells(here, 1 + mark->known), *number = cell;
+    for (Py_ssize_t i = 0; i < mark->count; i++)
+        if (mark->numbers[i] != Py_None)
+            put_number(number += WORDS_A_CELL, mark->numbers[i], ids[i]);
+    cell[0] = now ? now : counter_clock();
     cell[2] = middle;
-    if (call.step)
-        put_step(cell + WORDS_A_CELL, step_number(call.step));
-    __atomic_store_n(&cell[3], call.step ? last | RICH : last, __ATOMIC_RELEASE);
-    return (PyObject *)made;
+    __atomic_store_n(&cell[3], last, __ATOMIC_RELEASE);
+    return 1;
+}
+
+/* A call of `record`, with room for what is made exact of its arguments, in their order. */
+typedef struct Marking {
+    PyObject *const *arguments;
+    Py_ssize_t count, all; /* those by position, and with those by keyword */
+    PyObject *keywords;
+    PyObject *exact[2 + MOST_NUMBERS];
+} Marking;
+
+/* The keyword of an argument. */
+static PyObject *keyword_of(const Marking *call, Py_ssize_t i)
+{
+    return i < call->count ? argument_texts[i ? REQUEST : NAME]
+                           : PyTuple_GET_ITEM(call->keywords, i - call->count);
+}
+
+/* Whether a call is right, and all of its keywords are exact. */
+static int is_right(const Marking *call)
+{
+    if (call->count < 1 || call->count > 2 || call->all - call->count > MOST_NUMBERS)
+        return 0;
+    for (Py_ssize_t i = call->count; i < call->all; i++) {
+        PyObject *keyword = keyword_of(call, i);
+        if (!PyUnicode_CheckExact(keyword) || names_argument(keyword, NAME) ||
+            (call->count == 2 && names_argument(keyword, REQUEST)))
+            return 0;
+    }
+    return 1;
+}
+
+/* Makes the arguments exact and writes the mark. 1: done; 0: Python must; RAISED. */
+static int mark_exactly(Marking *call, int64_t now)
+{
+    PyObject *names[MOST_NUMBERS], *numbers[MOST_NUMBERS];
+    Mark mark = {.names = names, .numbers = numbers};
+    for (Py_ssize_t i = 0; i < call->all; i++) {
+        PyObject *keyword = keyword_of(call, i), *given = call->arguments[i];
+        int text = i < call->count || names_argument(keyword, REQUEST);
+        int none = text && i && given == Py_None;
+        PyObject *exact = none ? Py_NewRef(given) : text ? exactly(given, NAME) : exact_number(given);
+        if (!(call->exact[i] = exact))
+            return ours() ? 1 : RAISED;
+        if (!i)
+            mark.name = exact;
+        else if (text)
+            mark.request = none ? NULL : exact;
+        else {
+            names[mark.count] = keyword;
+            numbers[mark.count++] = exact;
+            mark.known += exact != Py_None;
+        }
+    }
+    return put_mark(&mark, now);
+}
+
+static PyObject *mark_at_length(PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    int64_t now = counter_clock();
+    Py_ssize_t all = count + (keywords ? PyTuple_GET_SIZE(keywords) : 0);
+    Marking call = {arguments, count, all, keywords, {NULL}};
+    if (!own_room() || !is_right(&call))
+        return PyObject_Vectorcall(slow_record, arguments, (size_t)count, keywords);
+    int done = mark_exactly(&call, now);
+    PyObject *made = done == 1 ? Py_NewRef(Py_None) : NULL;
+    if (!done)
+        made = PyObject_Vectorcall(slow_record, call.exact, (size_t)count, keywords);
+    drop(call.exact, all);
+    return made;
 }
 
 static PyObject *fast_record(PyObject *module, PyObject *const *arguments, Py_ssize_t count,
                              PyObject *keywords)
 {
     (void)module;
-    Call call = {0};
-    int64_t middle = 0, last = 0;
-    Room *here = own_room();
-    int room = parse(&call, arguments, count, keywords, 0) ? has_room(here, 1) : 0;
-    if (room == RAISED)
-        return NULL;
-    if (room < 0)
-        Py_RETURN_NONE;
-    if (!room || !recall(here->known_marks, here->marks, call.name, &last) ||
-        !add_request(here, &call, &middle))
-        return PyObject_Vectorcall(slow_record, arguments, (size_t)count, keywords);
-    int64_t *cell = next_cells(here, 1);
-    cell[0] = counter_clock();
-    cell[2] = middle;
-    __atomic_store_n(&cell[3], last, __ATOMIC_RELEASE);
-    Py_RETURN_NONE;
+    if (count == 1 && !keywords && PyUnicode_CheckExact(arguments[0])) {
+        int done = put_mark(&(Mark){.name = arguments[0]}, 0);
+        if (done)
+            return done == RAISED ? NULL : Py_NewRef(Py_None);
+    }
+    return mark_at_length(arguments, count, keywords);
 }
 
 /* ---------------------------------------------------------------- what has happened already */
@@ -699,7 +571,7 @@ static PyObject *step_under_way(PyObject *view, int64_t *cell, int64_t id, int64
     if (!made)
         return NULL;
     hold(made, view, cell);
-    put_step(cell + WORDS_A_CELL, id);
+    put_more(cell + WORDS_A_CELL, id, -1, 0);
     memcpy(cell + 2 * WORDS_A_CELL, batch->buf, (size_t)batch->len);
     cell[0] = start;
     cell[2] = (int64_t)(batch->len / RCA_CELL_BYTES) << 32;
@@ -790,14 +662,15 @@ static PyObject *watch_requests(PyObject *module, PyObject *unused)
 static PyObject *prepare(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    PyObject *span, *record, *nothing, *variable, *own;
-    if (!PyArg_ParseTuple(arguments, "OOOOO", &span, &record, &nothing, &variable, &own))
+    PyObject **places[] = {&slow_span, &slow_record,      &slow_suspendable, &plain_text,  &plain_whole,
+                           &plain_number, &off, &request_variable, &faults};
+    enum { GIVEN = sizeof places / sizeof *places };
+    if (PyTuple_GET_SIZE(arguments) != GIVEN) {
+        PyErr_SetString(PyExc_TypeError, "prepare takes other arguments");
         return NULL;
-    Py_XSETREF(slow_span, Py_NewRef(span));
-    Py_XSETREF(slow_record, Py_NewRef(record));
-    Py_XSETREF(off, Py_NewRef(nothing));
-    Py_XSETREF(request_variable, Py_NewRef(variable));
-    Py_XSETREF(faults, Py_NewRef(own));
+    }
+    for (int i = 0; i < GIVEN; i++)
+        Py_XSETREF(*places[i], Py_NewRef(PyTuple_GET_ITEM(arguments, i)));
     Py_RETURN_NONE;
 }
 
@@ -808,6 +681,9 @@ static PyMethodDef functions[] = {
     {"record", (PyCFunction)(void *)fast_record, METH_FASTCALL | METH_KEYWORDS,
      "record(name, request=None, **numbers)\n--\n\n"
      "Mark this instant; as `rca_llm.probes.span.record`."},
+    {"suspendable", (PyCFunction)(void *)suspendable, METH_FASTCALL | METH_KEYWORDS,
+     "suspendable(name, kind, request=None)\n--\n\n"
+     "A span that may overlap others of its thread; as `rca_llm.probes.span.suspendable`."},
     {"over", (PyCFunction)(void *)over, METH_FASTCALL,
      "over(name, kind, start, end, request, overlaps)\n--\n\n"
      "Write a span of the past; False where nothing was written and Python must."},
@@ -827,30 +703,59 @@ static PyMethodDef functions[] = {
     {"edge", edge, METH_NOARGS,
      "Look at the calling thread if it is in a step and was not looked at for 2 ms, as spans do."},
     {"prepare", prepare, METH_VARARGS,
-     "Take the slow span and record, OFF, the variable, and what recording itself may raise."},
+     "prepare(span, record, suspendable, text, whole, number, off, variable, faults)\n--\n\n"
+     "Take what does the uncommon, what makes arguments plain, OFF, the variable of the request,\n"
+     "and what recording itself may raise."},
     {NULL, NULL, 0, NULL},
 };
 
+/* Texts that are compared and looked up by their address; whether there are all of them. */
+static int intern_texts(void)
+{
+    for (int i = 0; i < ARGUMENTS; i++)
+        if (!(argument_texts[i] = PyUnicode_InternFromString(argument_names[i])))
+            return 0;
+    refill_name = PyUnicode_InternFromString("refill");
+    host = PyUnicode_InternFromString("host");
+    return refill_name && host;
+}
+
+/* Fills the module, in one interpreter of a process: another finds that it cannot be imported. */
+static int fill(PyObject *module)
+{
+    if (home && home != PyInterpreterState_Get()) {
+        PyErr_SetString(PyExc_ImportError, "the fast paths serve one interpreter of a process");
+        return -1;
+    }
+    home = PyInterpreterState_Get();
+    free_count = 0;
+    PyObject *room = PyType_FromSpec(&room_spec);
+    span_type = (PyTypeObject *)PyType_FromSpec(&span_spec);
+    if (!room || !span_type || !intern_texts() || !put_sides(span_type) ||
+        PyModule_AddObject(module, "Room", room) < 0)
+        return -1;
+    counter_prepare();
+    pthread_atfork(NULL, NULL, in_child);
+    return 0;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, fill},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
 static struct PyModuleDef module_definition = {
-    PyModuleDef_HEAD_INIT, "_recorder", "Fast paths of spans and marks.", -1, functions,
-    NULL, NULL, NULL, NULL,
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_recorder",
+    .m_doc = "Fast paths of spans and marks.",
+    .m_methods = functions,
+    .m_slots = module_slots,
 };
 
 PyMODINIT_FUNC PyInit__recorder(void)
 {
-    if (home && home != PyInterpreterState_Get()) {
-        PyErr_SetString(PyExc_ImportError, "the fast paths serve one interpreter of a process");
-        return NULL;
-    }
-    home = PyInterpreterState_Get();
-    PyObject *module = PyModule_Create(&module_definition);
-    PyObject *room = PyType_FromSpec(&room_spec);
-    span_type = (PyTypeObject *)PyType_FromSpec(&span_spec);
-    refill_name = PyUnicode_InternFromString("refill");
-    if (!module || !room || !span_type || !refill_name || !put_sides(span_type) ||
-        PyModule_AddObject(module, "Room", room) < 0)
-        return NULL;
-    counter_prepare();
-    pthread_atfork(NULL, NULL, in_child);
-    return module;
+    return PyModuleDef_Init(&module_definition);
 }

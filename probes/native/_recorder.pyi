@@ -8,6 +8,8 @@ class Room:
     at: int
     last: int
     end: int
+    begin: int
+    path: str
     words: memoryview[int]
     spans: dict[str, int]
     marks: dict[str, int]
@@ -23,6 +25,7 @@ def span(
     path: str | None = None,
 ) -> Any: ...
 def record(name: str, request: str | None = None, **numbers: float) -> None: ...
+def suspendable(name: str, kind: str, request: str | None = None) -> Any: ...
 def over(
     name: str, kind: str, start: int, end: int, request: str | None, overlaps: bool
 ) -> bool: ...
@@ -36,7 +39,12 @@ def edge() -> None: ...
 def prepare(
     span: Callable[..., object],
     record: Callable[..., object],
+    suspendable: Callable[..., object],
+    text: Callable[[object], str],
+    whole: Callable[[object], int],
+    number: Callable[[object], int | float | None],
     off: object,
     variable: ContextVar[str | None],
     faults: tuple[type[BaseException], ...],
+    /,
 ) -> None: ...

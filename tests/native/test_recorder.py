@@ -110,7 +110,8 @@ def contents(segment: Segment) -> Counter[tuple[object, ...]]:
     for cell in segment.cells:
         if cell.kind == layout.SPAN:
             texts = (names.get(cell.c), names.get(cell.d), names[cell.e])
-            found[("span", cell.flags, *texts, cell.a > 0, cell.b >= cell.a)] += 1
+            key = ("span", cell.flags, *texts, cell.a > 0, cell.b >= cell.a)
+            found[key] += 1
         elif cell.kind == layout.MARK:
             found["mark", cell.flags, names.get(cell.c), names[cell.e], cell.a > 0] += 1
         elif cell.kind == layout.NUMBER:
