@@ -208,10 +208,11 @@ def serve(folder: Path, count: int) -> dict[str, Any]:
         return int(file.read_text()) if file.exists() else None
 
     with running(folder, command, port, {}) as (bare, traced):
-        return compared(bare, traced, _load, count)
+        return compared(bare, traced, serve_burst, count)
 
 
-def _load(server: Server) -> float:
+def serve_burst(server: Server) -> float:
+    """Twelve requests to the example server, four at a time."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         command = [sys.executable, str(ROOT / "examples" / "load.py")]
         command += ["--url", f"http://127.0.0.1:{server.port}"]
@@ -280,7 +281,7 @@ def running(
                     [*prefix, *command(name)], stdout=log, stderr=log, cwd=ROOT, env=env
                 )
             children.append(child)
-            found.append(Server(_wait(child, name, port, folder), child.pid, bool(prefix)))
+            found.append(Server(wait(child, name, port, folder), child.pid, bool(prefix)))
         yield found[0], found[1]
     finally:
         for child in children:
@@ -289,9 +290,10 @@ def running(
             child.wait(180)
 
 
-def _wait(
+def wait(
     child: subprocess.Popen[bytes], name: str, port: Callable[[str], int | None], folder: Path
 ) -> int:
+    """The port of a server once it answers; ends the program where it does not start."""
     deadline = time.monotonic() + START_S
     while (found := port(name)) is None:
         if child.poll() is not None or time.monotonic() > deadline:

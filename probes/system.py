@@ -14,24 +14,32 @@ from time import perf_counter_ns
 from . import format as layout
 from .neighbours import Neighbours
 from .quotas import Quotas
-from .recorder import Recorder, command_name, process_start
+from .recorder import WORDS_A_CELL, Recorder, command_name, process_start
 from .watch import content, stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from mmap import mmap
+    from typing import Any
 
     from .watch import Watch, look
+
+    follow: Any = None
 else:
     try:  # built for this very Python, or not at all
-        from .native._watch import Watch, look
+        from .native._watch import Watch, follow, look
     except ImportError:
         from .watch import Watch, look
+
+        follow = None
 
 # A thread that waited so long for a CPU in a second makes it worth looking who had it.
 WAITED_NS = 5_000_000
 # At most this many threads are followed closely; the others are looked at with every census.
 MAX_THREADS = 128
+# So often each of them is looked at between two visits of Python, at most.
+MOST_LOOKS = 32
 _DEVICE, _PROCESS = layout.SUBJECTS.index("device"), layout.SUBJECTS.index("process")
 _CGROUP, _HOST = layout.SUBJECTS.index("cgroup"), layout.SUBJECTS.index("host")
 
@@ -93,6 +101,25 @@ class System:
         if self._quotas and self._quotas.grown():
             self._throttled()
 
+    def follow(self, period_s: float, until: float, gate: mmap, ends: bytearray) -> None:
+        """`tick` now and again and again until a time of `time.monotonic`, in C where it can be.
+
+        It may end earlier, and does where the gate is shut or `ends` is set. What Python does at
+        each look costs three times as much as the look: it must be woken, and finds its caches
+        cold. Quotas are read in Python; where there are any, or no C, this is one `tick`.
+        """
+        if not follow or self._quotas:
+            self.tick()
+            return
+        recorder, threads = self.sink.recorder, self._busy
+        once, left = 2 * len(threads), (recorder.end - recorder.at) // WORDS_A_CELL
+        room = recorder.reserve_always(max(once, min(once * MOST_LOOKS, left)))
+        if room is not None:
+            words, at = room
+            period, end = int(period_s * 1e9), int(until * 1e9)
+            recorder.at = follow(threads, words, at, gate, ends, period, end)
+        self._forget_ended(threads)
+
     def _throttled(self) -> None:
         self.sink.sample("cpu.throttled_count", float(self._quotas.count), _CGROUP)
         if self._quotas.total_ns or not self._quotas.count:
@@ -105,6 +132,9 @@ class System:
         if room is not None:
             words, at = room
             recorder.at = look(threads, words, at)  # the rest of the room is free again
+        self._forget_ended(threads)
+
+    def _forget_ended(self, threads: list[Watch]) -> None:
         if any(thread.ended for thread in threads):
             for thread in threads:
                 if thread.ended:

@@ -42,11 +42,13 @@ class Sampler:
         self.error: Exception | None = None
         self._pid = pid
         self._stop = threading.Event()
+        self._ends = bytearray(1)  # the same for what looks without Python
         self._began = time.monotonic()
         self._recorder = open_segment(run)
         self._system = System(self._recorder, pid, str(run.path))
         self._gap: tuple[memoryview[int], int] | None = None
         self._gate = run.gate()
+        self._plan = Plan([])
         self._threads = [
             threading.Thread(target=self._guard, args=[loop], name="rca-llm sampler", daemon=True)
             for loop in (self._loop, self._gpu_loop)
@@ -66,6 +68,7 @@ class Sampler:
     def stop(self) -> None:
         """Take the last samples and end."""
         self._stop.set()
+        self._ends[0] = 1
         for thread in self._threads:
             thread.join(timeout=5)
         self._anchor()
@@ -87,7 +90,8 @@ class Sampler:
 
     def _loop(self) -> None:
         _prefer()
-        plan = Plan([(TICK_S, self._tick), (CENSUS_S, self._census), (SLOW_S, self._slow)])
+        tasks = [(TICK_S, self._tick), (CENSUS_S, self._census), (SLOW_S, self._slow)]
+        self._plan = plan = Plan(tasks)
         self._census()
         while not self._ends_within(plan.pause()):
             plan.run_due()
@@ -104,7 +108,7 @@ class Sampler:
 
     def _tick(self) -> None:
         if self._watch_gate():
-            self._system.tick()
+            self._system.follow(TICK_S, self._plan.next_after(TICK_S), self._gate, self._ends)
 
     def _census(self) -> None:
         if self._gap is None:
@@ -188,21 +192,26 @@ class Plan:
     def __init__(self, tasks: list[tuple[float, Callable[[], None]]]) -> None:
         self._tasks = [(period, task) for period, task in tasks]
         self._due = [time.monotonic() + period for period, _ in tasks]
-        self._cost = 0.0
+        self._rest = 0.0  # until then, for the share's sake
 
     def pause(self) -> float:
         """Seconds to sleep now."""
-        ahead = min(self._due) - time.monotonic()
-        return max(ahead, self._cost * (1 / MAX_SHARE - 1), 0.001)
+        return max(max(min(self._due), self._rest) - time.monotonic(), 0.001)
+
+    def next_after(self, period: float) -> float:
+        """When a task of a longer period is due."""
+        return min(
+            due for due, task in zip(self._due, self._tasks, strict=True) if task[0] > period
+        )
 
     def run_due(self) -> None:
-        """Run every task whose time has come."""
+        """Run every task whose time has come; one may take its time, as long as it sleeps."""
         began, cpu = time.monotonic(), time.thread_time()
         for index, (period, task) in enumerate(self._tasks):
             if self._due[index] <= began:
                 task()
                 self._due[index] = max(self._due[index] + period, time.monotonic())
-        self._cost = time.thread_time() - cpu
+        self._rest = began + (time.thread_time() - cpu) / MAX_SHARE
 
 
 def open_segment(run: Run) -> recorder.Recorder:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +24,7 @@ except ImportError:
 
 _WORK = """
 import sys
+import time
 for line in sys.stdin:
     sum(range(200_000))
     print("done", flush=True)
@@ -131,3 +134,53 @@ def test_descriptors_are_given_back(how: ModuleType) -> None:
     assert len(os.listdir("/proc/self/fd")) >= len(before) + 8
     del watches
     assert os.listdir("/proc/self/fd") == before
+
+
+def _watch(pid: int) -> Any:
+    return (in_python if in_c is None else in_c).Watch(pid, pid)
+
+
+def _follow(watches: list[Any], words: memoryview[int], seconds: float, **flags: int) -> int:
+    """Looks each millisecond; `gate` and `ends` as they are to be found."""
+    if in_c is None:
+        pytest.skip("no C compiler at the installation")
+    gate, ends = (bytes([flags.get(name, default)]) for name, default in (("gate", 1), ("ends", 0)))
+    until = time.monotonic_ns() + int(seconds * 1e9)
+    at: int = in_c.follow(watches, words, 0, gate, ends, 1_000_000, until)
+    return at
+
+
+def test_a_thread_that_is_followed_is_looked_at_again_and_again() -> None:
+    busy = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+    try:
+        words = _room(400)
+        at = _follow([_watch(busy.pid)], words, 0.1)
+    finally:
+        busy.kill()
+        busy.wait()
+    looks = [words[place : place + 4].tolist() for place in range(0, at, 8)]
+    assert len(looks) > 2
+    assert all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(looks))
+    assert {look[3] & layout.ALL for look in looks} == {busy.pid}
+
+
+@pytest.mark.parametrize("flags", [{"gate": 0}, {"ends": 1}])
+def test_following_ends_with_the_first_look_where_it_is_not_wanted(flags: dict[str, int]) -> None:
+    began = time.monotonic()
+    at = _follow([_watch(os.getpid())], _room(400), 600.0, **flags)
+    assert at == 8
+    assert time.monotonic() - began < 300
+
+
+def test_following_ends_with_a_thread_and_with_the_room(worker: Any) -> None:
+    watch = _watch(worker.pid)
+    assert _follow([watch, watch], _room(3), 600.0) == 0, "no room for both"
+    assert _follow([watch], _room(3), 600.0) == 8, "none for a second look"
+    worker.kill()
+    worker.wait()
+    assert _follow([watch], _room(400), 600.0) == 0
+    assert watch.ended
+
+
+def test_what_is_no_watch_is_not_followed() -> None:
+    assert _follow([object()], _room(400), 600.0) == 0

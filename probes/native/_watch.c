@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "clock.h"
@@ -24,6 +25,7 @@ enum {
     FAULTS_FIELD = 10, /* behind the name: the state is the first */
     KERNEL_FIELD = 13,
     SCHED_FAULTS = 1,
+    REST = 19, /* a look that took some CPU time rests so many times as long: a share of 5 % */
 };
 
 static int kept;
@@ -79,9 +81,9 @@ static int ask_faults(Watch *watch, uint64_t *faults, uint64_t *kernel)
     if (fd < 0)
         return 0;
     size_t bytes = read_file(fd, text);
-    if (watch->stat < 0 && kept < MOST_KEPT) {
+    if (watch->stat < 0 && __atomic_load_n(&kept, __ATOMIC_RELAXED) < MOST_KEPT) {
         watch->stat = fd;
-        kept++;
+        __atomic_add_fetch(&kept, 1, __ATOMIC_RELAXED);
     } else if (watch->stat < 0) {
         close(fd);
     }
@@ -171,7 +173,7 @@ static void watch_dealloc(Watch *self)
         close(self->schedstat);
     if (self->stat >= 0) {
         close(self->stat);
-        kept--;
+        __atomic_sub_fetch(&kept, 1, __ATOMIC_RELAXED);
     }
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
@@ -218,8 +220,105 @@ static PyObject *look(PyObject *self, PyObject *arguments)
     return PyLong_FromSsize_t(at);
 }
 
+/* ---------------------------------------------------------------- follow */
+
+/* Threads that are looked at again and again, and where what they say goes. */
+typedef struct Followed {
+    PyObject *watches; /* a tuple, which nobody else changes meanwhile */
+    Py_buffer words, gate, ends;
+    Cell *cell, *end;
+    long long period, until; /* ns */
+} Followed;
+
+static int64_t thread_time(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+static void sleep_until(int64_t ns)
+{
+    struct timespec at = {ns / 1000000000, ns % 1000000000};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
+}
+
+/* Looks at each once; whether all can be looked at again. */
+static int look_at_all(Followed *all)
+{
+    int living = 1;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(all->watches); i++) {
+        Watch *watch = (Watch *)PyTuple_GET_ITEM(all->watches, i);
+        all->cell += look_at(watch, all->cell);
+        living = living && !watch->ended;
+    }
+    return living && all->end - all->cell >= 2 * PyTuple_GET_SIZE(all->watches);
+}
+
+/* Whether records are wanted and nobody has ended this. */
+static int goes_on(const Followed *all)
+{
+    return ((volatile char *)all->gate.buf)[0] == 1 && ((volatile char *)all->ends.buf)[0] == 0;
+}
+
+/* Without the GIL: between two looks no line of Python runs, which would cost more than the look. */
+static void follow_all(Followed *all)
+{
+    int64_t due = clock_monotonic(), before = thread_time();
+    while (look_at_all(all)) {
+        int64_t now = clock_monotonic(), spent = thread_time() - before;
+        int64_t rest = now + REST * spent;
+        due = due + all->period > rest ? due + all->period : rest;
+        if (due >= all->until)
+            return;
+        sleep_until(due);
+        if (!goes_on(all))
+            return;
+        before = thread_time();
+    }
+}
+
+static int are_watches(PyObject *watches)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(watches); i++)
+        if (!Py_IS_TYPE(PyTuple_GET_ITEM(watches, i), &watch_type))
+            return 0;
+    return 1;
+}
+
+/* follow(watches, words, at, gate, ends, period, until): `look` now and every so many ns, until that
+ * time, or the gate is shut, or `ends` is set, or a thread has ended, or there is no more room. */
+static PyObject *follow(PyObject *self, PyObject *arguments)
+{
+    (void)self;
+    PyObject *watches;
+    Followed all;
+    Py_ssize_t at;
+    if (!PyArg_ParseTuple(arguments, "O!w*ny*y*LL", &PyList_Type, &watches, &all.words, &at,
+                          &all.gate, &all.ends, &all.period, &all.until))
+        return NULL;
+    all.watches = PyList_AsTuple(watches);
+    all.cell = (Cell *)((char *)all.words.buf + at * 8);
+    all.end = (Cell *)((char *)all.words.buf + all.words.len);
+    if (all.watches && are_watches(all.watches) && all.gate.len && all.ends.len && at >= 0 &&
+        all.end - all.cell >= 2 * PyTuple_GET_SIZE(all.watches)) {
+        Py_BEGIN_ALLOW_THREADS
+        follow_all(&all);
+        Py_END_ALLOW_THREADS
+    }
+    at = ((char *)all.cell - (char *)all.words.buf) / 8;
+    PyBuffer_Release(&all.words);
+    PyBuffer_Release(&all.gate);
+    PyBuffer_Release(&all.ends);
+    if (!all.watches)
+        return NULL;
+    Py_DECREF(all.watches);
+    return PyLong_FromSsize_t(at);
+}
+
 static PyMethodDef methods[] = {
     {"look", look, METH_VARARGS, NULL},
+    {"follow", follow, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
