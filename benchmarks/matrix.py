@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rca_llm.inject.turns import OWN_LOAD
 from rca_llm.inject.verdict import Row, errors
 
 
@@ -77,8 +78,9 @@ def _misses(rows: Sequence[Row]) -> list[str]:
 class Removal:
     """What removing a cause of one size saved, ns: predicted, measured, and what chance makes.
 
-    `noise` is the usual difference of two runs of the same load without the cause, None where there
-    were no two.
+    Medians over pairs; `off` is that of the difference in each, since pairs are of several loads.
+    `measured` is against the mean of the runs without the cause before and after; `noise` is the
+    usual difference of these two, None where there were no two.
     """
 
     cause: str
@@ -86,6 +88,7 @@ class Removal:
     pairs: int
     predicted: float
     measured: float
+    off: float
     noise: float | None
 
     @property
@@ -96,67 +99,61 @@ class Removal:
     @property
     def apart(self) -> float:
         """How far the prediction is from what was measured, as a fraction of that."""
-        return abs(self.predicted - self.measured) / self.measured
+        return abs(self.off) / self.measured
 
 
 NOISES = 3
 """A saving is judged where it is more than so many times the noise."""
 
-OWN_LOAD = ("queue",)
-"""Causes whose size changes the load itself; those of others are the same without the cause."""
-
 
 def removals(rows: Sequence[Row]) -> list[Removal]:
     """Every cause and size with its medians over the seeds."""
-    clean = _without(rows)
     found: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
-        same = clean.get(_load_of(row), ())
-        if row.with_ns is not None and row.predicted_ns is not None and same:
-            saved = row.with_ns - statistics.median(same)
+        if row.with_ns is not None and row.predicted_ns is not None and row.without_ns:
+            saved = row.with_ns - statistics.fmean(row.without_ns)
             found[row.cause, row.magnitude].append((row.predicted_ns, saved))
-    noise = _noise(clean)
+    noise = _noise(rows)
     return [
         Removal(
             *(cause, size, len(own)),
             statistics.median(said for said, _ in own),
             statistics.median(saved for _, saved in own),
-            noise.get(cause),
+            statistics.median(said - saved for said, saved in own),
+            noise.get(_load_of(cause, size)),
         )
         for (cause, size), own in found.items()
     ]
 
 
-Load = tuple[str, int, float | None]
-"""A cause, a seed and, where it changes the load, the size."""
+Load = tuple[str, float | None]
+"""A cause and, where it changes the load, its size."""
 
 
-def _load_of(row: Row) -> Load:
-    return row.cause, row.seed, row.magnitude if row.cause in OWN_LOAD else None
+def _load_of(cause: str, size: float) -> Load:
+    return cause, size if cause in OWN_LOAD else None
 
 
-def _without(rows: Sequence[Row]) -> dict[Load, list[int]]:
-    """The summed latencies of runs without the cause, by their load."""
-    found: dict[Load, list[int]] = defaultdict(list)
+def _noise(rows: Sequence[Row]) -> dict[Load, float]:
+    """By load, the usual difference of two clean runs around one row (1.48 times the median)."""
+    apart: dict[Load, list[int]] = defaultdict(list)
     for row in rows:
-        if row.without_ns:
-            found[_load_of(row)] += row.without_ns
-    return found
+        pairs = itertools.pairwise(row.without_ns)
+        apart[_load_of(row.cause, row.magnitude)] += [abs(a - b) for a, b in pairs]
+    return {name: 1.4826 * statistics.median(own) for name, own in apart.items() if own}
 
 
-def _noise(clean: Mapping[Load, Sequence[int]]) -> dict[str, float]:
-    """By cause, the usual difference of two clean runs of one load (1.48 times the median)."""
-    apart: dict[str, list[int]] = defaultdict(list)
-    for (cause, *_), own in clean.items():
-        apart[cause] += [abs(a - b) for a, b in itertools.combinations(own, 2)]
-    return {cause: 1.4826 * statistics.median(own) for cause, own in apart.items() if own}
+def _sick(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.cause != "clean"]
 
 
 def whatif_figures(rows: Sequence[Row]) -> dict[str, float | int | None]:
     """Predictions against measurements: apart in the median and at worst, percent, and how many."""
     every = removals(rows)
     apart = sorted(one.apart * 100 for one in every if one.judged)
+    silent = sum(row.with_ns is not None and row.predicted_ns is None for row in _sick(rows))
     return {
+        "whatif_pairs_without_prediction": silent,
         "whatif_judged": len(apart),
         "whatif_drowned_in_noise": len(every) - len(apart),
         "whatif_median": statistics.median(apart) if apart else None,

@@ -79,3 +79,15 @@ def test_what_a_step_does_not_surely_grow_with_is_left_out() -> None:
     assert found.token == 0
     assert found.request == 0
     assert found.constant == pytest.approx(lasting.mean())
+
+
+def test_a_machine_that_is_slow_for_a_while_makes_no_step_grow_with_its_requests() -> None:
+    rng = np.random.default_rng(3)
+    place = np.arange(160)
+    slow = (place >= 100) & (place < 120)
+    requests = np.where(slow | (place % 7 == 0), 2, 1)
+    tokens = 16 * (place % 5 == 0)
+    lasting = 8_000_000 + 500_000 * tokens + rng.integers(-100_000, 100_000, 160)
+    found = fitted(np.where(slow, lasting * 6 // 5, lasting), tokens, requests)
+    assert found.request == 0
+    assert found.token == pytest.approx(500_000, rel=0.1)

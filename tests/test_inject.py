@@ -18,6 +18,7 @@ from rca_llm.attribute.parts import PARTS
 from rca_llm.cli import main
 from rca_llm.errors import RcaError
 from rca_llm.hints import RULES
+from rca_llm.inject import turns
 from rca_llm.inject.arithmetic import PRODUCTS, Arithmetic
 from rca_llm.inject.catalogue import CAUSES, order, workload
 from rca_llm.inject.truth import Delay, Ledger, Truth
@@ -110,19 +111,67 @@ def removed(seed: int, predicted: float, with_ns: int, *without: int, size: floa
 
 
 def test_savings_are_held_against_the_noise_of_the_same_load() -> None:
-    rows = [removed(seed, 100, 1100, 1000) for seed in range(3)]
-    rows += [removed(seed, 900, 2010, 1010 + seed, size=80) for seed in range(3)]
+    rows = [removed(seed, 100, 1100, 1000, 1010) for seed in range(3)]
+    rows += [removed(seed, 900, 2010, 1010, 1022 + seed, size=80) for seed in range(3)]
     small, large = matrix.removals(rows)
-    assert small.measured == pytest.approx(94.5)
-    assert small.noise == pytest.approx(1.4826 * 11)
+    assert small.measured == pytest.approx(95)
+    assert small.noise == large.noise == pytest.approx(1.4826 * 11)
     assert small.judged
     assert large.apart == pytest.approx(abs(900 - large.measured) / large.measured)
     found = matrix.whatif_figures(rows)
     assert (found["whatif_judged"], found["whatif_drowned_in_noise"]) == (2, 0)
+    assert found["whatif_pairs_without_prediction"] == 0
+
+
+def test_a_pair_counts_with_its_own_load() -> None:
+    rows = [removed(0, 110, 1100, 1000, 1000), removed(1, 990, 2000, 1000, 1000)]
+    rows.append(removed(2, 550, 1500, 1000, 1000))
+    (found,) = matrix.removals(rows)
+    assert (found.measured, found.off) == (500, 10)
+    silent = replace(rows[0], predicted_ns=None)
+    assert matrix.whatif_figures([silent])["whatif_pairs_without_prediction"] == 1
+
+
+def test_loads_that_differ_have_noise_of_their_own() -> None:
+    rows = [removed(0, 900, 2000, 1000, 1002), removed(0, 900, 2000, 1000, 1100, size=80)]
+    rows = [replace(row, cause="queue") for row in rows]
+    assert [one.judged for one in matrix.removals(rows)] == [True, True]
+    assert len({one.noise for one in matrix.removals(rows)}) == 2
+
+
+def test_every_size_runs_between_two_runs_without_the_cause(tmp_path: Path) -> None:
+    wanted = order("gc", None, 3, str(tmp_path))
+    found = list(turns.orders(wanted, [1, 2]))
+    assert [(one.magnitude, one.without) for one in found] == [
+        *((1, True), (1, False), (1, True)),
+        *((2, False), (2, True)),
+    ]
+    assert len({one.first for one in found}) == len({one.folder for one in found}) == 5
+    queue = list(turns.orders(order("queue", None, 3, str(tmp_path)), [6, 9]))
+    assert [(one.magnitude, one.without) for one in queue] == [
+        *((6, True), (6, False), (6, True)),
+        *((9, True), (9, False), (9, True)),
+    ]
+
+
+def test_turns_leave_the_truth_of_each(tmp_path: Path) -> None:
+    target = tmp_path / "truths"
+    call = [sys.executable, "-m", "rca_llm.inject", "tokeniser", "--in-turns", "1,2"]
+    call += ["--truth", str(target), "--folder", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), PRODUCTS: "1"}
+    subprocess.run(call, env=env, timeout=300, check=True)
+    first, second = turns.found(target)
+    assert (first.truth["magnitude"], second.truth["magnitude"]) == (1, 2)
+    assert first.without[1] == second.without[0]
+    assert all(one["injected_ns"] == 0 for one in (*first.without, *second.without))
+    ids = [row["id"] for one in (first, second) for row in one.truth["requests"]]
+    assert len(set(ids)) == len(ids) == 40
+    (target / "turn-4.json").unlink()
+    assert [one.number for one in turns.found(target)] == [1]
 
 
 def test_savings_below_the_noise_are_listed_and_not_judged() -> None:
-    rows = [removed(0, 100, 1100, 1000), removed(0, 100, 1100, 1060, size=80)]
+    rows = [removed(0, 100, 1100, 1000, 1060), removed(0, 100, 1100, 1060, 1000, size=80)]
     assert not any(one.judged for one in matrix.removals(rows))
     assert matrix.whatif_figures(rows)["whatif_median"] is None
     assert matrix.whatif_table(rows).count("drowned in noise") == 2

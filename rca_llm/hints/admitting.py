@@ -8,6 +8,7 @@ arithmetic, with the observed limit and without. Arrivals stay where they were.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -170,7 +171,30 @@ def _solved(wanted: Floats, columns: Sequence[Array]) -> tuple[Floats, Floats]:
         weight = np.minimum(1.0, 1.345 * spread / np.maximum(off, 1e-9))
     normal: Floats = np.asarray((table * weight[:, None]).T @ table, np.float64)
     inverse: Floats = np.asarray(np.linalg.pinv(normal), np.float64)
-    return factors, spread * np.sqrt(np.maximum(inverse.diagonal(), 0.0))
+    errors = spread * np.sqrt(np.maximum(inverse.diagonal(), 0.0))
+    return factors, np.maximum(errors, _unsteady(table, weight, wanted))
+
+
+def _unsteady(table: Floats, weight: Floats, wanted: Floats) -> Floats:
+    """The standard errors by leaving out one stretch of steps at a time.
+
+    A machine that is slow for a while lengthens steps that follow each other, which the spread of
+    single steps does not tell from what they do.
+    """
+    edges = np.linspace(0, len(wanted), STRETCHES + 1).astype(np.int64)
+    normal = np.zeros((STRETCHES, table.shape[1], table.shape[1]))
+    right = np.zeros((STRETCHES, table.shape[1]))
+    for place, (start, end) in enumerate(itertools.pairwise(edges.tolist())):
+        left: Floats = np.asarray(table[start:end].T * weight[start:end], np.float64)
+        normal[place], right[place] = left @ table[start:end], left @ wanted[start:end]
+    rest: Floats = normal.sum(0) - normal
+    inverse: Floats = np.asarray(np.linalg.pinv(rest), np.float64)
+    found: Floats = np.einsum("sij,sj->si", inverse, right.sum(0) - right)
+    return np.asarray(np.sqrt((STRETCHES - 1) * found.var(axis=0)), np.float64)
+
+
+STRETCHES = 8
+"""As many parts of the steps, in their order, are left out in turn."""
 
 
 def _served(asked: Sequence[Asked], period: Period, limit: int) -> float:

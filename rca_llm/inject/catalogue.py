@@ -44,7 +44,7 @@ class Order:
     """One run that is wanted: the cause, how much of it, and the seed of its load.
 
     `folder` is for files that the workload needs or leaves. `without` serves the same load with the
-    cause removed.
+    cause removed. `first` is the number of its first request.
     """
 
     cause: Cause
@@ -52,6 +52,7 @@ class Order:
     seed: int
     folder: str
     without: bool = False
+    first: int = 0
 
 
 def _host(

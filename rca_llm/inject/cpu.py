@@ -26,7 +26,7 @@ def run(order: Order) -> Truth:
         " arithmetic that never blocks"
     )
     made = {"cpu_quota": Quota, "cpu_hog": Neighbours}[order.cause.name]
-    Service(Load(), made(order, ledger), order.seed).run()
+    Service(Load(first=order.first), made(order, ledger), order.seed).run()
     return Truth(order, ledger)
 
 

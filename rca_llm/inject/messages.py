@@ -22,15 +22,15 @@ CHUNK = 1 << 17
 
 def run(order: Order) -> Truth:
     """Serve with a slow tokeniser, large messages, or slow clients."""
-    ledger = Ledger()
-    made = {"tokeniser": Tokeniser, "serialisation": Messages, "slow_client": SlowClients}
-    fault: Fault = made[order.cause.name](order.magnitude, ledger)
-    if order.without:
-        quick = order.cause.name == "slow_client"
-        fault = SlowClients(0, ledger) if quick else Fault(0, ledger)
-    Service(Load(), fault, order.seed).run()
-    if isinstance(fault, SlowClients):
-        fault.account()
+    ledger, load = Ledger(), Load(first=order.first)
+    made = {"tokeniser": Tokeniser, "serialisation": Messages}
+    if order.cause.name == "slow_client":
+        slow = SlowClients(0 if order.without else order.magnitude, ledger, load)
+        Service(load, slow, order.seed).run()
+        slow.account()
+        return Truth(order, ledger)
+    fault = Fault(0, ledger) if order.without else made[order.cause.name](order.magnitude, ledger)
+    Service(load, fault, order.seed).run()
     return Truth(order, ledger)
 
 
@@ -118,9 +118,13 @@ class SlowClients(Fault):
 
     delivers = True
 
+    def __init__(self, magnitude: float, ledger: Ledger, load: Load) -> None:
+        super().__init__(magnitude, ledger)
+        self.load = load
+
     def begin(self) -> None:
         """Open a connection a request and start the process that reads them."""
-        pairs = [socket.socketpair() for _ in range(Load().requests)]
+        pairs = [socket.socketpair() for _ in range(self.load.requests)]
         for mine, theirs in pairs:
             mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -129,7 +133,7 @@ class SlowClients(Fault):
             [sys.executable, "-I", "-c", _READER, str(self.magnitude), str(CHUNK), *ends],
             pass_fds=[theirs.fileno() for _, theirs in pairs],
         )
-        self._links = {f"r{number}": mine for number, (mine, _) in enumerate(pairs)}
+        self._links = {self.load.id(number): mine for number, (mine, _) in enumerate(pairs)}
         self._sent: list[tuple[str, int, int]] = []
         for _, theirs in pairs:
             theirs.close()

@@ -11,11 +11,11 @@ def run(order: Order) -> Truth:
     """Serve a load that fits, or bursts of `magnitude` requests to an engine that runs two."""
     ledger = Ledger()
     if order.cause.name == "clean":
-        Service(Load(), Fault(1, ledger), order.seed).run()
+        Service(Load(first=order.first), Fault(1, ledger), order.seed).run()
         return Truth(order, ledger)
     burst = max(round(order.magnitude), 1)
     at_once = 3 * burst if order.without else 2
-    load = Load(requests=3 * burst, burst=burst, most_running=at_once, between=4.0)
+    load = Load(3 * burst, burst=burst, most_running=at_once, between=4.0, first=order.first)
     Service(load, Fault(order.magnitude, ledger), order.seed).run()
     for served in ledger.requests.values():
         waited = served.scheduled - served.arrival

@@ -21,7 +21,7 @@ def run(order: Order) -> Truth:
     ledger = Ledger()
     made = {"gil": HeldLock, "gc": Collections}[order.cause.name]
     fault = (Fault if order.without else made)(order.magnitude, ledger)
-    Service(Load(), fault, order.seed).run()
+    Service(Load(first=order.first), fault, order.seed).run()
     return Truth(order, ledger)
 
 

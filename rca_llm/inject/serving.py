@@ -25,7 +25,10 @@ PREFILL, DECODE = 8, 8
 
 @dataclass(frozen=True)
 class Load:
-    """What the service is asked: requests, steps between arrivals (mean), and its limits."""
+    """What the service is asked: requests, steps between arrivals (mean), and its limits.
+
+    `first` is the number of the first request, for loads that follow each other in a process.
+    """
 
     requests: int = 20
     output_tokens: int = 8
@@ -33,6 +36,11 @@ class Load:
     between: float = 5.0
     most_running: int = 8
     burst: int = 1
+    first: int = 0
+
+    def id(self, number: int) -> str:
+        """What a request of it is called."""
+        return f"r{self.first + number}"
 
 
 class Fault:
@@ -102,7 +110,7 @@ class Service:
             if number % load.burst == 0 and number:
                 at += self._random.expovariate(1.0) * load.between * load.burst
             tokens = max(load.output_tokens + self._random.randint(-2, 2), 1)
-            found.append(_Job(f"r{number}", tokens, int(at), self._random.random()))
+            found.append(_Job(load.id(number), tokens, int(at), self._random.random()))
         return found
 
     def run(self) -> None:

@@ -22,7 +22,7 @@ def run(order: Order) -> Truth:
     ledger = Ledger()
     made = {"file_io": Reads, "page_faults": Faults, "log_flush": Flushes}[order.cause.name]
     fault = Fault(0, ledger) if order.without else made(order.magnitude, ledger, order.folder)
-    Service(Load(), fault, order.seed).run()
+    Service(Load(first=order.first), fault, order.seed).run()
     return Truth(order, ledger)
 
 
