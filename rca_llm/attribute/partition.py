@@ -17,6 +17,7 @@ from rca_llm.attribute.parts import CLASS_OF, CLASSES, CODE, NO_PART, PARTS
 from rca_llm.attribute.ranks import Rank, find_ranks
 from rca_llm.attribute.step_work import StepWork
 from rca_llm.attribute.steps import Steps
+from rca_llm.attribute.stretches import Shared, shared
 from rca_llm.intervals import Pieces
 from rca_llm.table import Ints, known
 from rca_llm.trace import Timeline
@@ -37,18 +38,18 @@ class Recording:
     steps: Steps
 
     @cached_property
-    def _by_request(self) -> Ints:
-        """The rows of `ranges` that have a kind and name a request, by request."""
+    def _by_request(self) -> tuple[Ints, Ints]:
+        """The rows of `ranges` that have a kind and name a request, by request, and whose."""
         ranges = self.timeline["ranges"]
         if "request" not in ranges:
-            return intervals.EMPTY.label
+            return intervals.EMPTY.label, intervals.EMPTY.label
         rows = np.flatnonzero((ranges["request"] >= 0) & (ranges["kind"] >= 0))
-        return rows[np.argsort(ranges["request"][rows], kind="stable")]
+        rows = rows[np.argsort(ranges["request"][rows], kind="stable")]
+        return rows, ranges["request"][rows]
 
     def spans_of_request(self, code: int) -> Ints:
         """The rows of `ranges` that have a kind and name a request (a text code)."""
-        rows = self._by_request
-        owner = self.timeline["ranges"]["request"][rows]
+        rows, owner = self._by_request
         return rows[np.searchsorted(owner, code, "left") : np.searchsorted(owner, code, "right")]
 
 
@@ -74,18 +75,15 @@ class Segments:
         """The segments as pieces labelled with their part."""
         return Pieces(self.start, self.end, self.part)
 
+    @cached_property
+    def shared(self) -> Shared:
+        """What they show all requests, which is worked out once."""
+        return shared(self.pieces, self.step)
+
     def take(self, rows: Ints) -> Segments:
         """An ascending selection."""
         fields = (self.start, self.end, self.part, self.step, self.activity)
         return Segments(*(values[rows] for values in fields))
-
-    def clip(self, start: int, end: int) -> Segments:
-        """What lies within [start, end)."""
-        first = int(np.searchsorted(self.end, start, "right"))
-        last = max(int(np.searchsorted(self.start, end, "left")), first)
-        found = self.take(np.arange(first, last))
-        begins, ends = np.maximum(found.start, start), np.minimum(found.end, end)
-        return Segments(begins, ends, found.part, found.step, found.activity)
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,14 @@ from rca_llm.attribute.host import away
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import RankPartition, Recording, Segments
 from rca_llm.attribute.parts import CODE, NO_PART, PARTS
+from rca_llm.attribute.stretches import NEVER, OTHER, Shared, Stretches, between
 from rca_llm.intervals import Pieces
-from rca_llm.table import UNKNOWN, Ints, Mask, optional
+from rca_llm.table import Ints, Mask, optional
 from rca_llm.trace import Timeline
 
 QUEUE, PREEMPT = CODE["scheduling.queue"], CODE["scheduling.preempt"]
 RECOMPUTE = CODE["scheduling.recompute"]
-NEVER = int(np.iinfo(np.int64).max)
 INTERFERENCE = CODE["scheduling.prefill_interference"]
-OTHER = CODE["scheduling.other"]
 
 _NAMED_REQUEST = re.compile(r"request[ _#:\-]+(\S+)$", re.IGNORECASE)
 """A range that is the whole life of a request."""
@@ -78,6 +77,8 @@ class Life:
     interference: list[Interference]
     http: Exchange | None = None
     """What the HTTP server recorded outside it, where an engine's probes tell of the request."""
+    stretches: Stretches | None = None
+    """The same pieces, as far as they are those of the rank; None where nothing tells."""
 
     @cached_property
     def totals(self) -> Ints:
@@ -229,69 +230,31 @@ def life(
     steps = recording.steps
     member, again = _membership(recording, request)
     begin = min(max(_admitted(request, steps.start, member), request.arrival), end)
-    view = _cut_at(_covering(segments, begin, end), _turns(request))
-    pieces = Pieces(view.start, view.end, _labels(request, view, steps, member, again))
-    pieces, rows = _after_queue(request.arrival, begin, pieces, view.step)
+    found = _after_admission(request, segments.shared, (begin, end), steps, member, again)
+    found = found.after(request.arrival, begin, QUEUE)
     if not member.any() and not recording.on_gpu:
-        found = touched.instead(recording, request.id, partition.rank.processes, begin, end)
-        pieces, rows = _told(pieces, rows, found)
-    pieces, rows = _with_own_spans(pieces, recording, request, rows)
-    found = touched.own_threads(recording, request.id, request.arrival, end)
-    pieces, rows = _told(pieces, rows, found, [OTHER])
-    return _life(recording, request, member, *_joined(pieces, rows))
+        processes = partition.rank.processes
+        found = found.told(touched.instead(recording, request.id, processes, begin, end))
+    # Spans that name the request explain its time before admission and after its last token.
+    found = found.told(_own_spans(recording, request.id), [QUEUE, OTHER])
+    own = touched.own_threads(recording, request.id, request.arrival, end)
+    return _life(recording, request, member, found.told(own, [OTHER]).joined())
 
 
-def _life(recording: Recording, request: Request, member: Mask, pieces: Pieces, rows: Ints) -> Life:
-    """A request's life from its pieces and the step of each."""
-    own = np.append(member, False)[rows]
-    shared = own & (np.append(recording.steps.size, UNKNOWN)[rows] > 1)
+def _life(recording: Recording, request: Request, member: Mask, found: Stretches) -> Life:
+    """A request's life from its stretches."""
+    pieces, rows = found.pieces()
+    shared = np.append(member & (recording.steps.size > 1), False)[rows]
     lasting = (pieces.end - pieces.start)[shared & ~_waiting(pieces.label)]
-    found = _interference(recording, pieces, rows, request.id)
+    lost = _interference(recording, pieces, rows, request.id)
     http = exchange(recording, request.id, request.arrival, request.finished)
-    return Life(request, pieces, rows, int(lasting.sum()), found, http)
+    return Life(request, pieces, rows, int(lasting.sum()), lost, http, found)
 
 
 def _turns(request: Request) -> Ints:
     """The instants at which a request's state changes after its admission."""
     times = [t for pair in request.preempted for t in pair if t is not None]
     return np.array(sorted([*times, *request.tokens[-1:]]), np.int64)
-
-
-def _cut_at(view: Segments, times: Ints) -> Segments:
-    """The same segments, cut at these times as well."""
-    rows = intervals.cut(Pieces(view.start, view.end, np.arange(len(view))), times)
-    found = view.take(rows.label)
-    return Segments(rows.start, rows.end, found.part, found.step, found.activity)
-
-
-def _after_queue(start: int, end: int, pieces: Pieces, step: Ints) -> tuple[Pieces, Ints]:
-    """Put the time before admission, [start, end), in front of the pieces; it has no step."""
-    if end <= start:
-        return pieces, step
-    columns = zip((start, end, QUEUE), (pieces.start, pieces.end, pieces.label), strict=True)
-    whole = [np.concatenate([[first], column]).astype(np.int64) for first, column in columns]
-    return Pieces(*whole), np.concatenate([[engine.NO_STEP], step])
-
-
-def _joined(pieces: Pieces, step: Ints) -> tuple[Pieces, Ints]:
-    """Neighbours of one part and one step as one piece, so that a life stays small."""
-    if len(pieces) < 2:
-        return pieces, step
-    same = (pieces.label[1:] == pieces.label[:-1]) & (step[1:] == step[:-1])
-    first = np.flatnonzero(np.concatenate([[True], ~same]))
-    last = np.concatenate([first[1:] - 1, [len(pieces) - 1]])
-    return Pieces(pieces.start[first], pieces.end[last], pieces.label[first]), step[first]
-
-
-def _covering(segments: Segments, start: int, end: int) -> Segments:
-    """The segments of [start, end); time outside the rank's window counts as unexplained."""
-    found = segments.clip(start, end)
-    rows = Pieces(found.start, found.end, np.arange(len(found)))
-    whole, _ = intervals.overlay([rows], start, end)
-    row = whole.label
-    part = np.append(found.part, OTHER)[row]
-    step, activity = (np.append(values, -1)[row] for values in (found.step, found.activity))
-    return Segments(whole.start, whole.end, part, step, activity)
 
 
 def _membership(recording: Recording, request: Request) -> tuple[Mask, Mask]:
@@ -326,21 +289,39 @@ def _admitted(request: Request, starts: Ints, member: Mask) -> int:
     return NEVER if len(starts) else arrival
 
 
-def _labels(
+def _after_admission(
     request: Request,
-    view: Segments,
+    shared: Shared,
+    span: tuple[int, int],
     steps: engine.Steps,
     member: Mask,
     again: Mask,
+) -> Stretches:
+    """The stretches of a request's time after its admission, `span`."""
+    turns = np.append(_turns(request), span)
+    waits = [
+        (begun, shared.next_edge(_resumption(begun, resumed, steps.start, member), turns))
+        for begun, resumed in request.preempted
+    ]
+    times = np.append(turns, np.array([until for _, until in waits], np.int64))
+    view = between(shared, *span, times)
+    return replace(view, part=_labels(request, view, waits, member, again))
+
+
+def _labels(
+    request: Request,
+    view: Stretches,
+    waits: Sequence[tuple[int, int]],
+    member: Mask,
+    again: Mask,
 ) -> Ints:
-    """The part of every segment after admission for this request."""
+    """The part of every stretch after admission for this request."""
     inside = view.step >= 0
     own = inside & np.append(member, False)[view.step]
     part = np.where(inside & ~own, INTERFERENCE, view.part)
     part = np.where(own & np.append(again, False)[view.step], RECOMPUTE, part)
     waiting = np.zeros(len(view), bool)
-    for begun, resumed in request.preempted:
-        until = _resumption(begun, resumed, steps.start, member)
+    for begun, until in waits:
         waiting |= (view.start >= begun) & (view.start < until) & ~own
     part = np.where(waiting, PREEMPT, part)
     late = (view.start >= _last_token(request, view, own)) & ~own
@@ -358,40 +339,12 @@ def _resumption(begun: int, resumed: int | None, starts: Ints, member: Mask) -> 
     return int(later[0]) if len(later) else NEVER
 
 
-def _last_token(request: Request, view: Segments, own: Mask) -> int:
+def _last_token(request: Request, view: Stretches, own: Mask) -> int:
     """When the engine was done with the request: its last token, else its last step's end."""
     if request.tokens:
         return request.tokens[-1]
     mine = view.end[own]
     return int(mine[-1]) if len(mine) else NEVER
-
-
-def _with_own_spans(
-    pieces: Pieces, recording: Recording, request: Request, step: Ints
-) -> tuple[Pieces, Ints]:
-    """Let spans that name the request explain its time before admission and after its last token.
-
-    Returns the pieces and the step of each.
-    """
-    return _told(pieces, step, _own_spans(recording, request.id), [QUEUE, OTHER])
-
-
-def _told(
-    pieces: Pieces, step: Ints, told: Pieces, over: Sequence[int] | None = None
-) -> tuple[Pieces, Ints]:
-    """Give pieces the parts that others tell, where theirs are among `over`; None: everywhere.
-
-    Returns the pieces and the step of each.
-    """
-    if not len(told) or not len(pieces):
-        return pieces, step
-    rows = Pieces(pieces.start, pieces.end, np.arange(len(pieces)))
-    rows = intervals.cut(rows, intervals.distinct(np.concatenate([told.start, told.end])))
-    found = intervals.at(told, rows.start)
-    label = pieces.label[rows.label]
-    part = np.where(found >= 0, told.label[np.maximum(found, 0)], NO_PART)
-    known = (part != NO_PART) & (True if over is None else among(label, [*over]))
-    return Pieces(rows.start, rows.end, np.where(known, part, label)), step[rows.label]
 
 
 def _own_spans(recording: Recording, id: str) -> Pieces:

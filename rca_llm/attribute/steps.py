@@ -101,13 +101,14 @@ class Steps:
         return len(self.id)
 
     @cached_property
-    def _by_request(self) -> Ints:
-        return np.argsort(self.batch["request"], kind="stable")
+    def _by_request(self) -> tuple[Ints, Ints]:
+        """The rows of the batch by request, and the request of each (a text code)."""
+        order = np.argsort(self.batch["request"], kind="stable")
+        return order, self.batch["request"][order]
 
     def of_request(self, code: int) -> tuple[Ints, Ints]:
         """The steps that a request (a text code) is in, and its phase in each (a text code)."""
-        order = self._by_request
-        codes = self.batch["request"][order]
+        order, codes = self._by_request
         if code < 0:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         rows = order[np.searchsorted(codes, code, "left") : np.searchsorted(codes, code, "right")]
