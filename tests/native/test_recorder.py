@@ -18,8 +18,9 @@ from tests.native.conftest import COMPILER, HERE, NATIVE, compile_c
 from tests.native.segments import Segment, read_run
 
 PROBES = NATIVE.parent
+INCLUDE = Path(sysconfig.get_paths()["include"])
 
-_SCRIPT = """
+SCRIPT = """
 import gc, os, sys, threading, time
 gc.disable()
 probes = sys.modules["_rca_llm_probes"]
@@ -67,36 +68,42 @@ def fast_probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the probes with the extension built for this Python."""
     if shutil.which(COMPILER) is None:
         pytest.skip(f"no C compiler ({COMPILER})")
-    include = Path(sysconfig.get_paths()["include"])
-    if not (include / "Python.h").exists():
+    if not INCLUDE.joinpath("Python.h").exists():
         pytest.skip("no Python.h")
-    probes = _copy(tmp_path_factory.mktemp("fast"))
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    out = probes / "native" / f"_recorder{suffix}"
-    flags = ("-shared", "-fvisibility=hidden", f"-I{include}")
+    return compile_recorder(copy_probes(tmp_path_factory.mktemp("fast")))
+
+
+def compile_recorder(probes: Path, *more: str) -> Path:
+    """Build the extension into a copy of the probes, which is given back."""
+    out = probes / "native" / f"_recorder{sysconfig.get_config_var('EXT_SUFFIX')}"
+    flags = ("-shared", "-fvisibility=hidden", f"-I{INCLUDE}")
     quiet = ("-Wno-cast-function-type", "-Wno-missing-field-initializers")
-    compile_c(out, [NATIVE / "_recorder.c"], *flags, *quiet)
+    compile_c(out, [NATIVE / "_recorder.c"], *flags, *quiet, *more)
     return probes
 
 
 @pytest.fixture(scope="module")
 def slow_probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the probes without it."""
-    return _copy(tmp_path_factory.mktemp("slow"))
+    return copy_probes(tmp_path_factory.mktemp("slow"))
 
 
-def _copy(folder: Path) -> Path:
+def copy_probes(folder: Path) -> Path:
+    """A copy of the probes with nothing compiled."""
     probes = folder / "probes"
     shutil.copytree(PROBES, probes, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     return probes
 
 
-def run(probes: Path, folder: Path, code: str = _SCRIPT, gate: bytes = b"\1") -> tuple[str, Path]:
+def run(
+    probes: Path, folder: Path, code: str = SCRIPT, gate: bytes = b"\1", **variables: str
+) -> tuple[str, Path]:
     """Run a script under the probes; what it printed and its run directory."""
     (folder / "segments").mkdir(parents=True)
     (folder / "control").write_bytes(gate.ljust(layout.CONTROL_BYTES, b"\0"))
     env = os.environ | {"RCA_LLM_RUN": str(folder), "PYTHONPATH": str(probes / "bootstrap")}
     env.pop("NVTX_INJECTION64_PATH", None)
+    env |= variables
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd=HERE)
     assert (done.returncode, done.stderr) == (0, "")
@@ -193,7 +200,8 @@ def test_times_are_those_of_the_one_clock_and_never_go_back(
     )
     said, folder = run(fast_probes, tmp_path / "run", code)
     (segment,) = read_run(folder)
-    spans = [cell for cell in segment.of(layout.SPAN) if segment.names[cell.e] == "timed"]
+    names = segment.names
+    spans = [cell for cell in segment.of(layout.SPAN) if names[cell.e] == "timed"]
     around: list[tuple[int, int]] = json.loads(said.replace("(", "[").replace(")", "]"))
     assert len(spans) == len(around) == 20000
     told = [time for cell in spans for time in (cell.a, cell.b)]

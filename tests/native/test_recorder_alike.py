@@ -6,16 +6,19 @@ each are compared one by one, followers and all, their times left out.
 
 from __future__ import annotations
 
+import shutil
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from rca_llm.probes import format as layout
+from tests.native.conftest import COMPILER
 from tests.native.segments import Segment, read_run
+from tests.native.test_recorder import INCLUDE, SCRIPT, compile_recorder, copy_probes, run
 from tests.native.test_recorder import fast_probes as fast_probes
-from tests.native.test_recorder import run
 from tests.native.test_recorder import slow_probes as slow_probes
 
 _PRELUDE = """
@@ -368,3 +371,62 @@ def test_pages_written_ahead_hold_no_record_and_lose_none(
         if record[0] == "number" and record[6] == "i"
     ]
     assert told_numbers == list(range(60_000))
+
+
+def test_calls_keep_nothing_of_what_they_are_given(fast_probes: Path, tmp_path: Path) -> None:
+    code = _PRELUDE + (
+        "class Odd:\n"
+        "    def __str__(self): return 'odd'\n"
+        "    def __float__(self): return 1.5\n"
+        "given = [Odd(), 'a text' + chr(33), 1 << 40, 1 << 70, 2.5]\n"
+        "def use():\n"
+        "    for one in given:\n"
+        "        with span('s', path=one, bytes=one, step=one, request=one): pass\n"
+        "        with span(one, one): pass\n"
+        "        with suspendable(one, one): pass\n"
+        "        record(one, one, n=one); record('m', n=one, m=one)\n"
+        "        try: span('s', path=one, none=one)\n"
+        "        except TypeError: pass\n"
+        "        try: record('m', one, request=one)\n"
+        "        except TypeError: pass\n"
+        "use()\n"
+        "before = [sys.getrefcount(one) for one in given]\n"
+        "for _ in range(500): use()\n"
+        "print([sys.getrefcount(one) for one in given] == before)\n"
+    )
+    assert run(fast_probes, tmp_path / "run", code)[0] == "True\n"
+
+
+@pytest.fixture(scope="module")
+def checked_probes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """The probes with a recorder that checks its memory, and the environment that this needs."""
+    if shutil.which(COMPILER) is None or not INCLUDE.joinpath("Python.h").exists():
+        pytest.skip(f"no C compiler ({COMPILER}) or no Python.h")
+    libraries = [
+        subprocess.run(
+            [COMPILER, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    if not all(Path(library).is_file() for library in libraries):
+        pytest.skip("the compiler has no sanitizers as libraries")
+    flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+    probes = compile_recorder(copy_probes(tmp_path_factory.mktemp("checked")), *flags)
+    return probes, {
+        "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaves much behind
+        "PYTHONMALLOC": "malloc",
+    }
+
+
+@pytest.mark.parametrize(
+    "code",
+    [SCRIPT, _PLAYED, _DECORATED, _INTERRUPTED, _FORKED],
+    ids=["script", "played", "decorated", "interrupted", "forked"],
+)
+def test_sanitizers_find_nothing(
+    checked_probes: tuple[Path, dict[str, str]], tmp_path: Path, code: str
+) -> None:
+    probes, variables = checked_probes
+    said, _ = run(probes, tmp_path / "run", code, b"\1", **variables)
+    assert "True" in said.splitlines()[0]
