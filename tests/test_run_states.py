@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rca_llm.readers.run_states import FINE_NS, SHORTEST_NS, Known, Looks, faults, states
+from rca_llm.readers.run_counted import FINE_NS, Looks
+from rca_llm.readers.run_states import SHORTEST_NS, Known, faults, states
 from rca_llm.table import Strings, Table
 
 _MS = 1_000_000

@@ -10,7 +10,8 @@ from rca_llm import intervals
 from rca_llm.faults import WORK_METRIC
 from rca_llm.probes import format as layout
 from rca_llm.readers import run_calls, run_states
-from rca_llm.readers.run_states import Looks
+from rca_llm.readers.run_counted import Looks
+from rca_llm.readers.run_free import Spans
 from rca_llm.readers.segments import Segment
 from rca_llm.table import Array
 from rca_llm.trace import Timeline
@@ -72,10 +73,10 @@ def _fault_work(timeline: Timeline) -> int:
     return int(np.clip(told[-1], 0, 10**9)) if len(told) else 0
 
 
-def _throttled(timeline: Timeline) -> run_states.Spans:
+def _throttled(timeline: Timeline) -> Spans:
     """When the quota of a cgroup kept its threads from running."""
     samples = timeline["samples"]
-    found: list[run_states.Spans] = []
+    found: list[Spans] = []
     for metric in ("cpu.throttled_ns", "cpu.throttled_count"):
         rows = samples["metric"] == timeline.strings.code(metric)
         order = np.argsort(samples["t"][rows], kind="stable")
