@@ -74,7 +74,7 @@ def _survey(ask: Ask) -> Survey:
         empty = not found.head
         if ask.listed and not empty:
             return Survey()
-        what = "the file is empty" if empty else f"{EXPECTED}; found {described(found.head)}"
+        what = f"found {described(found)}" if empty else f"{EXPECTED}; found {described(found)}"
         return Survey(refused=f"{ask.path}: byte 0: {what}")
     trace = reader.read(found)
     few: list[Timeline] = []

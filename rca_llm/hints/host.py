@@ -224,7 +224,7 @@ def host_between_steps(case: Case) -> Hint | None:
     if not charge.ns:
         return None
     inside = _ranges_inside(case, spans, best.total // best.steps)
-    what = ", ".join(f"{who} {time(ns)}" for who, ns in inside[:3])
+    what = ", ".join(f"{who} {time(ns / best.steps)}" for who, ns in inside[:3])
     return Hint(
         f"The engine spends {time(best.ns / best.steps)} per step on the CPU between GPU steps"
         + (f": {what}" if what else ""),

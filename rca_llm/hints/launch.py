@@ -56,11 +56,11 @@ def launch_bound(case: Case) -> Hint | None:
         return None
     if not best.called and best.told < limits["on_cpu"]:
         return None
+    idle = f"GPU idle {percent(best.loss.share)}" + ("" if best.loss.steps else " while it is fed,")
     return Hint(
-        f"GPU idle {percent(best.loss.share)} because the host issues"
-        f" {best.launches:,.0f} launches one by one"
+        f"{idle} because the host issues {best.launches:,.0f} launches one by one"
         if best.called
-        else f"GPU idle {percent(best.loss.share)} because the host launches"
+        else f"{idle} because the host launches"
         f" {best.launches:,.0f} kernels one by one, or runs other code between them",
         "medium" if best.called and best.told >= limits["on_cpu"] else "low",
         case.charge(LAUNCHING, best.spans),
