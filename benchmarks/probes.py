@@ -23,7 +23,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
@@ -120,6 +120,18 @@ def ours() -> dict[str, Row]:
     @probe
     def probed() -> None: ...
 
+    @probe
+    async def probed_coroutine() -> None: ...
+
+    async def coroutine() -> None: ...
+
+    @probe
+    def probed_generator() -> Iterator[None]:
+        yield
+
+    def generator() -> Iterator[None]:
+        yield
+
     def plain() -> None: ...
 
     def spans(n: int) -> None:
@@ -156,12 +168,38 @@ def ours() -> dict[str, Row]:
     return {
         "function call": plain_calls,
         "rca_llm.probe": calls,
+        "coroutine": awaited(coroutine),
+        "rca_llm.probe of a coroutine": awaited(probed_coroutine),
+        "generator": exhausted(generator),
+        "rca_llm.probe of a generator": exhausted(probed_generator),
         "rca_llm.span": spans,
         "rca_llm.span kind=": spans_of_kind,
         "rca_llm.span bytes=, path=": spans_with_bytes,
         "rca_llm.record": marks,
         "rca_llm.record one number": marks_with_number,
     }
+
+
+def awaited(function: Callable[[], Coroutine[Any, Any, None]]) -> Row:
+    """Runs coroutines to their end, without an event loop."""
+
+    def row(n: int) -> None:
+        for _ in range(n):
+            for _ in function().__await__():
+                pass
+
+    return row
+
+
+def exhausted(function: Callable[[], Iterator[None]]) -> Row:
+    """Runs generators to their end."""
+
+    def row(n: int) -> None:
+        for _ in range(n):
+            for _ in function():
+                pass
+
+    return row
 
 
 def in_requests() -> dict[str, Row]:
@@ -303,7 +341,7 @@ def for_python(source: Path, folder: Path) -> bool:
     if not Path(include, "Python.h").exists():
         return False
     out = folder / f"{source.stem}{sysconfig.get_config_var('EXT_SUFFIX')}"
-    return compile_c(source, out, f"-I{include}", f"-I{NATIVE}", "-fvisibility=hidden")
+    return compile_c(source, out, f"-I{include}", f"-I{NATIVE}", "-fvisibility=hidden", "-DNDEBUG")
 
 
 def copy(folder: Path) -> Path:
