@@ -13,7 +13,7 @@ from . import format as layout
 from . import recorder
 from .looks import look
 from .plain import batch, text, whole
-from .recorder import FAULTS, WORDS_A_CELL, current, put
+from .recorder import FAULTS, WORDS_A_CELL, current, fast, put
 from .span import OFF, request_id, suspendable, watch_requests
 from .threads import follow
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from _contextvars import Token
     from collections.abc import Mapping
     from types import TracebackType
+    from typing import Any
 
 EVENTS = {name: code for code, name in enumerate(layout.REQUEST_EVENTS)}
 _MODES = {name: code for code, name in enumerate(layout.STEP_MODES)}
@@ -149,6 +150,8 @@ def _reset(token: Token[str | None]) -> None:
 def _event(name: str, request: str, count: int = 0) -> None:
     if not recorder.run:
         return
+    if fast and type(count) is int and fast.event(EVENTS[name], request, count):
+        return
     now = perf_counter_ns()
     number = whole(count)
     if number < 0:
@@ -183,12 +186,12 @@ class step:
         self.mode = mode
         self._id = id
         self._requests = requests
-        self._room: tuple[memoryview[int], int] | None = None
+        self._room: Any = None
 
     def __enter__(self) -> step:
         if recorder.run:
             try:
-                self._room = _begin_step(whole(self._id), batch(self._requests), _mode(self.mode))
+                self._room = _begin_step(self._id, self._requests, _mode(self.mode))
             except FAULTS:
                 self._room = None
             look(True)
@@ -204,11 +207,10 @@ class step:
         if room is None:
             return
         look(False)
-        words, at = room
         try:
-            count = words[at + 2] >> 32
-            words[at + 2] = _mode(self.mode) | count << 32
-            words[at + 1] = perf_counter_ns()
+            mode = _mode(self.mode)
+            if not (fast and fast.leave_step(room, mode)):
+                _end_step(room, mode)
         except FAULTS:
             pass
 
@@ -218,6 +220,17 @@ def _mode(name: object) -> int:
 
 
 def _begin_step(
+    id: object, requests: Mapping[str, tuple[str, int | None]] | None, mode: int
+) -> object | None:
+    """What ends the step: an object of the fast paths, or its block and word; None: no room."""
+    if fast:
+        made: object = fast.enter_step(id, requests, mode, PHASES)
+        if made is not False:
+            return made
+    return _write_step(whole(id), batch(requests), mode)
+
+
+def _write_step(
     id: int, requests: list[tuple[str, str, int]], mode: int
 ) -> tuple[memoryview[int], int] | None:
     now = perf_counter_ns()
@@ -233,3 +246,9 @@ def _begin_step(
         put(words, follower, layout.STEP_REQUEST, tokens, 0, PHASES.get(phase, 0), here.ids[name])
     put(words, at, layout.STEP, now, 0, mode, len(requests), 0, layout.FLAG_MORE)
     return room
+
+
+def _end_step(room: tuple[memoryview[int], int], mode: int) -> None:
+    words, at = room
+    words[at + 2] = mode | (words[at + 2] >> 32) << 32
+    words[at + 1] = perf_counter_ns()

@@ -284,6 +284,31 @@ def test_steps_hold_their_batch(tmp_path: Path) -> None:
     assert batch["tokens"].tolist() == [512, 1, UNKNOWN]
 
 
+def test_names_that_are_known_are_recorded_as_new_ones_are(tmp_path: Path) -> None:
+    """The first step and event of a name go through Python, those behind them through C."""
+    code = (
+        "import os\n"
+        "from rca_llm import request, step\n"
+        "batch = {'A': ('prefill', 512), 'B': ('decode', 1), 'C': ('odd', 1 << 70)}\n"
+        "for number in range(3):\n"
+        "    with step(number, batch, mode='eager') as s:\n"
+        "        s.mode = 'graph'\n"
+        "        request('A').token(3); request('B').token(1 << 70)\n"
+        "        if not os.fork(): s.__exit__(None, None, None); os._exit(0)\n"
+        "        os.wait()\n"
+        "with step(1 << 70, batch): pass\n"
+    )
+    timeline = trace_code(tmp_path, code).timeline()
+    steps, batch = timeline["steps"], timeline["batch"]
+    assert steps["id"].tolist() == [0, 1, 2, -1]
+    assert texts(timeline, "steps", "mode") == ["graph", "graph", "graph", None]
+    assert (steps["start"] < steps["end"]).all()
+    assert texts(timeline, "batch", "request") == ["A", "B", "C"] * 4
+    assert texts(timeline, "batch", "phase") == ["prefill", "decode", None] * 4
+    assert batch["tokens"].tolist() == [512, 1, UNKNOWN] * 4
+    assert texts(timeline, "tokens", "request") == ["A"] * 3 + ["B"] * 3
+
+
 def test_garbage_collections_are_spans(tmp_path: Path) -> None:
     code = "import gc\nkeep = [[] for _ in range(300_000)]\ngc.collect()\n"
     timeline = trace_code(tmp_path, code).timeline()

@@ -7,7 +7,6 @@ that object and never by "the last one".
 
 from __future__ import annotations
 
-from _operator import attrgetter
 from time import perf_counter_ns
 
 from ..recorder import FAULTS, MAX_NAMES, current
@@ -37,8 +36,6 @@ _out: set[str] = set()  # preempted and not yet resumed
 # The cells of requests that decode one token a step, and the recorder whose numbers they hold.
 _decoding: dict[str, bytes] = {}
 _owner: list[Any] = [None]
-# Of an output; a loop in C, where a batch of 64 costs as much as all else.
-_new_tokens: Any = attrgetter("new_token_ids")
 _last: list[Any] = [[], b""]  # the requests and cells of the last step that only decoded
 
 
@@ -204,9 +201,7 @@ def _updated(scheduler_output: Any, outputs: Any, began: int) -> None:
         return
     step = found[1]
     each = _each(outputs)
-    tokens: Iterator[Any] = map(_new_tokens, each)
-    counts = list(map(len, tokens))
-    if len(counts) == len(step) == counts.count(1):
+    if len(each) == len(step) and emit.all_single(each, "new_token_ids"):
         step.end_alike(now, 1)
     else:
         step.end(now, ((output.request_id, len(output.new_token_ids)) for output in each))

@@ -12,6 +12,7 @@
 #include "format.h"
 #include "recorder_look.h"
 #include "recorder_room.h"
+#include "recorder_steps.h"
 
 #ifdef Py_GIL_DISABLED
 #error "the fast paths rely on the GIL; without it the Python recorder is used"
@@ -197,6 +198,25 @@ static void hold(Span *self, PyObject *view, int64_t *cell)
     self->view = Py_NewRef(view);
     self->cell = cell;
     self->generation = generation;
+}
+
+static PyObject *held(PyObject *view, int64_t *cell)
+{
+    Span *made = new_span();
+    if (made)
+        hold(made, view, cell);
+    return (PyObject *)made;
+}
+
+static int is_held(PyObject *object)
+{
+    return Py_IS_TYPE(object, span_type);
+}
+
+static int64_t *cell_of(PyObject *object)
+{
+    const Span *span = (const Span *)object;
+    return is_held(object) && span->generation == generation ? span->cell : NULL;
 }
 
 /* ---------------------------------------------------------------- arguments */
@@ -561,72 +581,6 @@ static PyObject *over(PyObject *module, PyObject *const *arguments, Py_ssize_t c
     Py_RETURN_TRUE;
 }
 
-/* A step under way: its cell, a MORE cell, and one of each request of its batch behind them, or how
- * many cells back the step stands that has the same batch. */
-static PyObject *step_under_way(PyObject *view, int64_t *cell, int64_t id, int64_t start,
-                                Py_buffer *batch, uint32_t back)
-{
-    int64_t tag = (int64_t)cell_tag(RCA_STEP, RCA_FLAG_MORE) << 32 | back;
-    Span *made = new_span();
-    if (!made)
-        return NULL;
-    hold(made, view, cell);
-    put_more(cell + WORDS_A_CELL, id, -1, 0);
-    memcpy(cell + 2 * WORDS_A_CELL, batch->buf, (size_t)batch->len);
-    cell[0] = start;
-    cell[2] = (int64_t)(batch->len / RCA_CELL_BYTES) << 32;
-    __atomic_store_n(&cell[3], tag, __ATOMIC_RELEASE);
-    return (PyObject *)made;
-}
-
-/* Room that Python has reserved, (words, at), as a pointer; NULL where it lies in no block. */
-static int64_t *reserved(PyObject *words, Py_ssize_t at, Py_ssize_t cells)
-{
-    Py_buffer *block = PyMemoryView_Check(words) ? PyMemoryView_GET_BUFFER(words) : NULL;
-    if (!block || block->readonly || at < 0 || (at + cells * WORDS_A_CELL) * 8 > block->len) {
-        PyErr_SetString(PyExc_ValueError, "no room in words");
-        return NULL;
-    }
-    return (int64_t *)block->buf + at;
-}
-
-/* step(words, at, id, start, batch, back): fills room for a step whose batch is given as its cells,
- * or stands some cells back. */
-static PyObject *begin_step(PyObject *module, PyObject *arguments)
-{
-    (void)module;
-    PyObject *words;
-    Py_ssize_t at;
-    long long id, start;
-    unsigned back;
-    Py_buffer batch;
-    if (!PyArg_ParseTuple(arguments, "OnLLy*I", &words, &at, &id, &start, &batch, &back))
-        return NULL;
-    int64_t *cell = reserved(words, at, 2 + batch.len / RCA_CELL_BYTES);
-    PyObject *made = cell ? step_under_way(words, cell, id, start, &batch, back) : NULL;
-    PyBuffer_Release(&batch);
-    return made;
-}
-
-/* step_over(step, end, tokens): so many tokens of every request left with a step, which is over. */
-static PyObject *step_over(PyObject *module, PyObject *arguments)
-{
-    (void)module;
-    Span *step;
-    long long end, tokens;
-    if (!PyArg_ParseTuple(arguments, "O!LL", span_type, &step, &end, &tokens))
-        return NULL;
-    if (step->generation != generation)
-        Py_RETURN_NONE;
-    int64_t *more = step->cell + WORDS_A_CELL, *request = more + WORDS_A_CELL;
-    if ((uint32_t)step->cell[3])
-        more[1] = tokens;
-    for (int64_t i = step->cell[2] >> 32; i > 0; i--, request += WORDS_A_CELL)
-        request[1] = tokens;
-    __atomic_store_n(&step->cell[1], end, __ATOMIC_RELEASE);
-    Py_RETURN_NONE;
-}
-
 /* ---------------------------------------------------------------- module */
 
 static PyObject *adopt(PyObject *module, PyObject *recorder)
@@ -693,6 +647,18 @@ static PyMethodDef functions[] = {
     {"step_over", step_over, METH_VARARGS,
      "step_over(step, end, tokens)\n--\n\n"
      "End a step with which so many tokens of every request of its batch came."},
+    {"event", (PyCFunction)(void *)event, METH_FASTCALL,
+     "event(code, request, count, time=None)\n--\n\n"
+     "Write what happened to a request; False where nothing was written and Python must."},
+    {"enter_step", (PyCFunction)(void *)enter_step, METH_FASTCALL,
+     "enter_step(number, requests, mode, phases)\n--\n\n"
+     "Begin a step with {request: (phase, tokens)} or None; gives what `leave_step` takes,\n"
+     "None where nothing is recorded, False where Python must see to it."},
+    {"leave_step", (PyCFunction)(void *)leave_step, METH_FASTCALL,
+     "leave_step(step, mode)\n--\n\nEnd a step; False where `enter_step` did not give it."},
+    {"single", (PyCFunction)(void *)single, METH_FASTCALL,
+     "single(objects, name)\n--\n\n"
+     "Whether the attribute of that name has a length of 1 in every object of a list."},
     {"adopt", adopt, METH_O, "Make a recorder that of the calling thread."},
     {"watch_gate", watch_gate, METH_O, "Look at this memoryview whether to record."},
     {"watch_requests", watch_requests, METH_NOARGS, "Look for request scopes from here on."},

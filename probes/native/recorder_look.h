@@ -24,7 +24,7 @@ static int stepping; /* whether any thread ever was: spares spans elsewhere the 
 /* The thread's schedstat, kept open, and its id; of a process before a fork nothing is kept. */
 static _Thread_local struct {
     unsigned generation;
-    int known, descriptor, thread;
+    int known, descriptor, process, thread;
 } self_look;
 
 static int64_t thread_time(void)
@@ -44,6 +44,7 @@ static int read_schedstat(int64_t on_cpu, int64_t *delay, int64_t *slices)
     ssize_t got = -1;
     if (!self_look.known || self_look.generation != generation) {
         self_look.generation = generation;
+        self_look.process = (int)getpid();
         self_look.thread = (int)syscall(SYS_gettid);
         self_look.descriptor = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
         self_look.known = 1;
@@ -84,7 +85,7 @@ static int write_look(void)
     more[3] = (int64_t)(uint32_t)kernel | (int64_t)cell_tag(RCA_MORE, 0) << 32;
     cell[0] = counter_clock();
     cell[1] = on_cpu;
-    cell[2] = (int64_t)getpid() << 32;
+    cell[2] = (int64_t)self_look.process << 32;
     __atomic_store_n(&cell[3],
                      (int64_t)(uint32_t)self_look.thread |
                          (int64_t)cell_tag(RCA_SCHED, RCA_FLAG_MORE) << 32,
