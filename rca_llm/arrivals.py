@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from rca_llm.attribute.links import among
 from rca_llm.attribute.parts import CODE
 from rca_llm.attribute.requests import Life
-from rca_llm.table import Array, Ints
+from rca_llm.table import Array, Ints, Mask
 
 Clock = Callable[[Array], Array]
 """The new times of instants, ns."""
@@ -26,15 +26,6 @@ class Admission:
     at: int
     ready: int
     text: int
-
-    @property
-    def arrival(self) -> int:
-        """The instant from which on it was tokenised."""
-        return self.ready - self.text
-
-    def since(self, base: int) -> Admission:
-        """The same with instants counted from `base`."""
-        return replace(self, at=self.at - base, ready=self.ready - base)
 
 
 def admission(life: Life) -> Admission | None:
@@ -57,37 +48,43 @@ class Turns:
     start: Ints
     end: Ints
 
-    def waited(self, one: Admission, ready: float, clock: Clock) -> float:
-        """How long a request waits that is ready at `ready`, where `clock` says what times become.
+    def waited(self, at: Ints, ready: Ints, wanted: Array, clock: Clock) -> Array:
+        """How long requests wait that are ready at `wanted`, where `clock` says what times become.
 
-        An engine that comes later than it did is waited for all the longer. One that comes earlier
-        would be there too soon and go on without the request, which joins a later step, as one
-        that is tokenised sooner joins an earlier step: it waits for steps of their new length.
+        They were ready at `ready` and admitted `at`. An engine that comes later than it did is
+        waited for all the longer. One that comes earlier would be there too soon and go on without
+        the request, which joins a later step, as one that is tokenised sooner joins an earlier
+        step: it waits for steps of their new length.
         """
-        at = float(clock(np.array([one.at]))[0])
-        if at > one.at:
-            return self._rest(one, ready, np.asarray) + at - one.at
-        rest = self._rest(one, ready, clock)
-        return min(rest, at - ready) if at >= ready else rest
+        new = clock(at)
+        rest, free = self._rest(at, ready, wanted, clock), new - wanted
+        sooner = np.where(free >= 0, np.minimum(rest, free), rest)
+        late = self._rest(at, ready, wanted, np.asarray) + new - at
+        return np.where(new > at, late, sooner)
 
-    def _rest(self, one: Admission, ready: float, clock: Clock) -> float:
-        """The rest of the step that a request meets, and how long it was passed over after that.
+    def _rest(self, at: Ints, ready: Ints, wanted: Array, clock: Clock) -> Array:
+        """The rest of the steps that requests meet, and how long they were passed over after that.
 
-        It comes as long after the step's beginning as it did; where steps are shorter than that,
+        They come as long after the step's beginning as they did; where steps are shorter than that,
         others began meanwhile. A request that met no step waits as it did.
         """
-        was, met = self._met(one.ready, one.at), self._met(ready, one.at)
-        if was is None or met is None:
-            return one.at - one.ready
-        begun, ended, free, at = clock(np.array([*met, was[1], one.at], np.float64)).tolist()
-        length = ended - begun
-        rest = length - (ready - met[0]) % length if length > 0 else 0.0
-        return float(rest + at - free)
+        was, _, over = self._met(ready, at)
+        met, begun, until = self._met(wanted, at)
+        length = clock(until) - clock(begun)
+        part = np.mod(wanted - begun, np.where(length > 0, length, 1))
+        rest = np.where(length > 0, length - part, 0) + clock(at) - clock(over)
+        return np.where(was & met, rest, at - ready)
 
-    def _met(self, time: float, until: int) -> tuple[int, int] | None:
-        """The step in which an instant lies, from its start to the next one's, `until` at most."""
-        row = int(np.searchsorted(self.start, time, "right")) - 1
-        if row < 0 or time >= self.end[row]:
-            return None
-        following = int(self.start[row + 1]) if row + 1 < len(self.start) else until
-        return int(self.start[row]), min(following, until)
+    def _met(self, times: Array, until: Ints) -> tuple[Mask, Ints, Ints]:
+        """The steps in which instants lie, each from its start to the next one's, `until` at most.
+
+        Whether there is one, and its edges.
+        """
+        row = np.searchsorted(self.start, times, "right") - 1
+        inside = (row >= 0) & (times < np.append(self.end, _FIRST)[row])
+        begun = np.where(inside, np.append(self.start, 0)[row], until)
+        following = np.append(self.start[1:], [_LAST, _LAST])[row]
+        return inside, begun, np.where(inside, np.minimum(following, until), until)
+
+
+_FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max

@@ -30,7 +30,7 @@ from rca_llm.attribute.links import among
 from rca_llm.attribute.parts import CODE, NO_PART, PARTS
 from rca_llm.attribute.requests import Life
 from rca_llm.intervals import Pieces
-from rca_llm.table import UNKNOWN, Array, Ints, known
+from rca_llm.table import UNKNOWN, Array, Ints, Mask, known
 
 CLOSE_NS = 10_000
 """Work that starts this soon after other work has ended, and after nothing else, waited for it."""
@@ -142,8 +142,12 @@ class Clock:
 
     def __call__(self, times: Array) -> Floats:
         """The new times of instants on this thread."""
+        return self.shifted(times, self.scaled(times))
+
+    def shifted(self, times: Array, scaled: Floats) -> Floats:
+        """The new times of instants whose scaled ones are known."""
         row = np.searchsorted(self._times[: self._moves], np.asarray(times), "right") - 1
-        return np.asarray(self.scaled(times) + self._shifts[row], np.float64)
+        return np.asarray(scaled + self._shifts[row], np.float64)
 
 
 def graph(job: Job, lives: Sequence[Life]) -> Graph:
@@ -373,9 +377,9 @@ def _arrivals(job: Job, lives: Sequence[Life], threads: Sequence[Pieces]) -> lis
     The engine waits for such a request; others join a batch that goes on without them.
     """
     found: list[Wait] = []
+    every = [(rank_of(job, life), admission(life), life) for life in lives]
     for number, member in enumerate(job.ranks):
-        own = [(admission(life), life) for life in lives if rank_of(job, life) == number]
-        mine = [(one, life) for one, life in own if one is not None]
+        mine = [(one, life) for rank, one, life in every if rank == number and one is not None]
         starts = np.sort(np.array([one.at for one, _ in mine], np.int64))
         ends = np.sort(np.array([int(life.pieces.end[-1]) for _, life in mine], np.int64))
         free_since = _free_since(member, threads[number], np.array([one.at for one, _ in mine]))
@@ -481,6 +485,7 @@ class _Run:
         self.rest = _after_arrival(work, scaled)
         self.lag = _lags(work, change, base)
         self.syncs = _sync_factors(graph, change)
+        self.told, self.asked, self.scaled = _asked(work, clocks)
         self.chains = _chains(work)
         self.place = np.zeros(size, np.int64)
         for rows in self.chains:
@@ -527,12 +532,9 @@ class _Run:
 
     def _ready(self, rows: Ints) -> Floats:
         """When the launches of some rows of one rank are done; minus infinity where unknown."""
-        work = self.graph.work
-        clock, called = self.clocks[int(work.rank[rows[0]])], work.called[rows]
-        told = known(called)
-        ready = clock(np.where(told, called, work.start[rows]))
-        first = (work.before[rows] < 0) & (work.other[rows] < 0)
-        return np.where(told | first, ready, -np.inf)
+        clock = self.clocks[int(self.graph.work.rank[rows[0]])]
+        ready = clock.shifted(self.asked[rows], self.scaled[rows])
+        return np.where(self.told[rows], ready, -np.inf)
 
     def _advance(self, chain: int, until: int) -> None:
         """Bring a stream up to date, up to the row at place `until` in it."""
@@ -597,6 +599,21 @@ class _Run:
         ready = wait.until - (1 - text) * wait.work
         wanted = max(free, ready) + wait.end - max(wait.start, wait.until)
         return max(wanted, unmoved) if clock.last == wait.end else wanted
+
+
+def _asked(work: Work, clocks: Sequence[Clock]) -> tuple[Mask, Ints, Floats]:
+    """When each row was asked for: whether that is known, the instant, and its scaled time.
+
+    Looked up for all rows at once; a search for every stretch of a stream takes most of a replay.
+    """
+    called = known(work.called)
+    told = called | ((work.before < 0) & (work.other < 0))
+    asked = np.where(called, work.called, work.start)
+    scaled = np.zeros(len(asked))
+    for number, clock in enumerate(clocks):
+        rows = np.flatnonzero(work.rank == number)
+        scaled[rows] = clock.scaled(asked[rows])
+    return told, asked, scaled
 
 
 def _chains(work: Work) -> list[Ints]:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rca_llm.arrivals import Admission, Turns, admission
+from rca_llm.arrivals import Turns
 from rca_llm.attribute import job as jobs
 from rca_llm.attribute.job import Job
 from rca_llm.attribute.lives import lives_in
-from rca_llm.attribute.parts import CODE, PARTS
+from rca_llm.attribute.parts import PARTS
 from rca_llm.attribute.requests import Life
 from rca_llm.errors import RcaError
-from rca_llm.replay import Change, Clock, Graph, Replay, graph, rank_of, replay
-from rca_llm.summary.requests import latency
+from rca_llm.replay import Change, Graph, Replay, graph, replay
 from rca_llm.summary.stats import mean, percentile
 from rca_llm.table import Array, Ints
+from rca_llm.whatif_requests import Requests, by_rank
 
 if TYPE_CHECKING:
     from rca_llm.report import Report
@@ -84,6 +84,11 @@ class Model:
         both = [(one.steps.start[own.steps], one.steps.end[own.steps]) for one, own in ranks]
         return [Turns(start - base, end - base) for start, end in both]
 
+    @cached_property
+    def requests(self) -> list[Requests]:
+        """The finished requests of every rank; times as in the graph."""
+        return by_rank(self.job, self.lives, self.graph.base)
+
 
 def model(report: Report) -> Model:
     """The dependency graph behind a report."""
@@ -95,7 +100,7 @@ def model(report: Report) -> Model:
 
 def savings(found: Model, new: Replay, change: Change) -> dict[str, int]:
     """What a replay saves every finished request, ns; negative where it makes it slower."""
-    rows = [row for life in found.lives if (row := _request(found, new, life, change))]
+    rows = _requests(found, new, change)
     return {row["id"]: row["latency_ns"] - row["new_latency_ns"] for row in rows}
 
 
@@ -104,7 +109,7 @@ def whatif(report: Report, changed: Mapping[str, float]) -> dict[str, Any]:
     found = model(report)
     change = Change(changed)
     new = replay(found.graph, change)
-    rows = [row for life in found.lives if (row := _request(found, new, life, change))]
+    rows = _requests(found, new, change)
     steps = _steps(found, new)
     return {
         "schema": SCHEMA,
@@ -117,40 +122,13 @@ def whatif(report: Report, changed: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def _request(found: Model, new: Replay, life: Life, change: Change) -> dict[str, Any] | None:
-    """A finished request as measured and as replayed; None of any other."""
-    request, lasted = life.request, latency(life.request)
-    number = rank_of(found.job, life)
-    if request.arrival is None or lasted is None or number is None or request.status != "finished":
-        return None
-    last = request.tokens[-1] if request.tokens else request.finished or request.arrival
-    clock, base = new.clocks[number], found.graph.base
-    tail = life.pieces.clip(last, max(last, request.finished or last))
-    factor = change.factor(tail.label, tail.start, tail.end)
-    rest = float(((tail.end - tail.start) * factor).sum())
-    end = float(clock(np.array([last - base]))[0]) + rest
-    first = request.first_token
-    begun = None if first is None else float(clock(np.array([first - base]))[0])
-    arrival: float = request.arrival - base
-    one = admission(life)
-    if one is not None:
-        arrival += _moved(one.since(base), found.turns[number], clock, change, base)
-    return {
-        "id": request.id,
-        "latency_ns": lasted,
-        "new_latency_ns": max(round(end - arrival), 0),
-        "ttft_ns": None if first is None else max(first - request.arrival, 0),
-        "new_ttft_ns": None if begun is None else max(round(begun - arrival), 0),
-    }
-
-
-def _moved(one: Admission, turns: Turns, clock: Clock, change: Change, base: int) -> float:
-    """How much later a request comes that waits as long as it would, beside its new steps, ns."""
-    text = np.array([CODE["scheduling.tokenize"]])
-    span = np.array([one.arrival]), np.array([one.ready])
-    needed = one.text * float(change.factor(text, *span, base)[0])
-    at = float(clock(np.array([one.at]))[0])
-    return at - needed - turns.waited(one, one.arrival + needed, clock) - one.arrival
+def _requests(found: Model, new: Replay, change: Change) -> list[dict[str, Any]]:
+    """Every finished request as measured and as replayed, in the order of their lives."""
+    rows: dict[int, dict[str, Any]] = {}
+    for own, turns, clock in zip(found.requests, found.turns, new.clocks, strict=True):
+        replayed = own.replayed(turns, clock, change, found.graph.base)
+        rows |= zip(own.place.tolist(), replayed, strict=True)
+    return [row for _, row in sorted(rows.items(), key=lambda item: item[0])]
 
 
 def _figures(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:

@@ -16,7 +16,8 @@ STEPS = Turns(np.arange(10) * 20 * MS, np.arange(10) * 20 * MS + 19 * MS)
 
 def waited(one: Admission, ready: float, factor: float) -> float:
     """How long a request waits when all steps last so many times as long."""
-    return STEPS.waited(one, ready, lambda times: np.asarray(times * factor))
+    columns = np.array([one.at]), np.array([one.ready]), np.array([ready])
+    return float(STEPS.waited(*columns, lambda times: np.asarray(times * factor))[0])
 
 
 @given(st.integers(0, 199 * MS), st.integers(0, 80 * MS), st.integers(0, 50 * MS))

@@ -1,0 +1,122 @@
+"""The finished requests of a rank as columns, and their latencies on a replay's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rca_llm.arrivals import Turns, admission
+from rca_llm.attribute.job import Job
+from rca_llm.attribute.parts import CODE
+from rca_llm.attribute.requests import Life
+from rca_llm.intervals import Pieces
+from rca_llm.replay import Change, Clock, rank_of
+from rca_llm.summary.requests import latency
+from rca_llm.table import UNKNOWN, Array, Ints, Mask, known
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Finished requests of one rank, one row each; instants are ns after the graph's base.
+
+    `place` is their place among all lives, `last` when the engine was done with them, `first` the
+    first token, `UNKNOWN` without one. `at`, `ready` and `text` are those of the admission where
+    `admitted`. `tail` are the pieces after `last`, each of the row that `owner` says.
+    """
+
+    place: Ints
+    ids: list[str]
+    arrival: Ints
+    lasted: Ints
+    last: Ints
+    first: Ints
+    admitted: Mask
+    at: Ints
+    ready: Ints
+    text: Ints
+    tail: Pieces
+    owner: Ints
+
+    def replayed(self, turns: Turns, clock: Clock, change: Change, base: int) -> list[Row]:
+        """Every request as measured and as replayed."""
+        tail = self.tail
+        factor = change.factor(tail.label, tail.start, tail.end, base)
+        rest = np.bincount(self.owner, (tail.end - tail.start) * factor, len(self.ids))
+        came = self._came(turns, clock, change, base)
+        ended = _whole(clock(self.last) + rest - came)
+        begun = _whole(clock(np.maximum(self.first, 0)) - came)
+        first = np.maximum(self.first - self.arrival, 0)
+        rows = zip(*(x.tolist() for x in (self.lasted, ended, first, begun)), strict=True)
+        told: list[bool] = known(self.first).tolist()
+        return [
+            {
+                "id": id,
+                "latency_ns": old,
+                "new_latency_ns": new,
+                "ttft_ns": ttft if has else None,
+                "new_ttft_ns": new_ttft if has else None,
+            }
+            for id, has, (old, new, ttft, new_ttft) in zip(self.ids, told, rows, strict=True)
+        ]
+
+    def _came(self, turns: Turns, clock: Clock, change: Change, base: int) -> Array:
+        """When requests come that wait as long as they would, beside their new steps."""
+        since = self.ready - self.text
+        part = np.full(len(since), CODE["scheduling.tokenize"], np.int64)
+        needed = self.text * change.factor(part, since, self.ready, base)
+        waited = turns.waited(self.at, self.ready, since + needed, clock)
+        return np.where(self.admitted, clock(self.at) - needed - waited, self.arrival)
+
+
+def _whole(times: Array) -> Ints:
+    return np.asarray(np.maximum(np.rint(times), 0), np.int64)
+
+
+def by_rank(job: Job, lives: Sequence[Life], base: int) -> list[Requests]:
+    """The finished requests of every rank of a job, with instants after `base`."""
+    places = [rank_of(job, life) for life in lives]
+    return [
+        _columns([(n, lives[n]) for n, rank in enumerate(places) if rank == number], base)
+        for number in range(len(job.ranks))
+    ]
+
+
+def _columns(lives: Sequence[tuple[int, Life]], base: int) -> Requests:
+    """The columns of those that are finished."""
+    rows = [row for place, life in lives if (row := _row(place, life, base))]
+    table = np.array([row[1:-1] for row in rows], np.int64).reshape(len(rows), 9)
+    columns = [np.asarray(table[:, place], np.int64) for place in range(table.shape[1])]
+    place, arrival, lasted, last, first, admitted, at, ready, text = columns
+    tails: list[Pieces] = [row[-1] for row in rows]
+    tail, owner = _joined(tails, base)
+    ids: list[str] = [row[0] for row in rows]
+    whether = np.asarray(admitted > 0)
+    return Requests(place, ids, arrival, lasted, last, first, whether, at, ready, text, tail, owner)
+
+
+def _joined(tails: Sequence[Pieces], base: int) -> tuple[Pieces, Ints]:
+    """The pieces of all, with instants after `base`, and whose each is."""
+    none = [np.zeros(0, np.int64)]
+    start = np.concatenate([own.start for own in tails] or none) - base
+    end = np.concatenate([own.end for own in tails] or none) - base
+    label = np.concatenate([own.label for own in tails] or none)
+    counts = np.array([len(own) for own in tails], np.int64)
+    return Pieces(start, end, label), np.repeat(np.arange(len(tails)), counts)
+
+
+def _row(place: int, life: Life, base: int) -> tuple[Any, ...] | None:
+    """A finished request as its columns; None of any other."""
+    request, lasted, one = life.request, latency(life.request), admission(life)
+    if request.arrival is None or lasted is None or request.status != "finished":
+        return None
+    last = request.tokens[-1] if request.tokens else request.finished or request.arrival
+    tail = life.pieces.clip(last, max(last, request.finished or last))
+    first = UNKNOWN if request.first_token is None else request.first_token - base
+    begin = request.arrival - base
+    wait = (0, begin, begin, 0) if one is None else (1, one.at - base, one.ready - base, one.text)
+    return request.id, place, begin, lasted, last - base, first, *wait, tail
