@@ -308,17 +308,28 @@ def sums_in(pieces: Pieces, start: Array, end: Array, labels: int) -> Ints:
     if not len(start):
         return sums
     pieces = _near(pieces, int(np.min(start)), int(np.max(end)))
-    duration = pieces.end - pieces.start
     for label in distinct(pieces.label[pieces.label >= 0]).tolist():
         mine = pieces.label == label
-        if mine.all():
-            rows, lasting = pieces, duration
-        else:
-            rows = Pieces(pieces.start[mine], pieces.end[mine], pieces.label[mine])
-            lasting = duration[mine]
-        before = np.concatenate([[0], np.cumsum(lasting)])
-        sums[:, label] = _until(rows, before, end) - _until(rows, before, start)
+        measure = Measure(pieces if mine.all() else pieces.take(np.flatnonzero(mine)))
+        sums[:, label] = measure.until(end) - measure.until(start)
     return sums
+
+
+class Measure:
+    """How much of some disjoint, ascending pieces lies before any time."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._start, self._end = pieces.start, pieces.end
+        self._before = np.concatenate([[0], np.cumsum(pieces.end - pieces.start)])
+
+    def until(self, times: Array) -> Ints:
+        """The length of the pieces before each time, ns."""
+        if not len(self._start):
+            return np.zeros(len(times), np.int64)
+        row = np.searchsorted(self._start, times, "right")
+        # What the last piece begun has left to go on is not there yet.
+        ahead = self._end[row - 1] - times
+        return np.where(row > 0, self._before[row] - np.maximum(ahead, 0), 0)
 
 
 def _near(pieces: Pieces, low: int, high: int) -> Pieces:
@@ -326,10 +337,3 @@ def _near(pieces: Pieces, low: int, high: int) -> Pieces:
     first = int(np.searchsorted(pieces.end, low, "left"))
     last = max(int(np.searchsorted(pieces.start, high, "right")), first)
     return Pieces(pieces.start[first:last], pieces.end[first:last], pieces.label[first:last])
-
-
-def _until(pieces: Pieces, before: Ints, times: Array) -> Ints:
-    """How much of some pieces lies before each time; `before` holds that at every piece's start."""
-    row = np.searchsorted(pieces.start, times, "right") - 1
-    inside = np.minimum(times, pieces.end[np.maximum(row, 0)]) - pieces.start[np.maximum(row, 0)]
-    return np.where(row >= 0, before[np.maximum(row, 0)] + inside, 0)

@@ -17,6 +17,7 @@ from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import CODE, PARTS, codes
 from rca_llm.attribute.requests import Life
+from rca_llm.hints.charging import Population
 from rca_llm.hints.model import Charge
 from rca_llm.hints.thresholds import Thresholds
 from rca_llm.hints.wording import plural
@@ -114,13 +115,13 @@ class Case:
         covered = None if within is None else (within.start, within.end)
         return replace(found, parts=tuple(parts), within=covered)
 
+    @cached_property
+    def _population(self) -> Population:
+        return Population(self.lives)
+
     def _over_lives(self, wanted: Ints, within: Pieces | None) -> Charge:
-        found = [
-            (life, _charged(life.pieces, wanted, within))
-            for life, totals in zip(self.lives, self.totals, strict=True)
-            if totals[wanted].any()
-        ]
-        return over([(life, ns, first, last) for life, (ns, first, last) in found if ns])
+        found = self._population.charged(wanted, within)
+        return over([(self.lives[n], ns, first, last) for n, ns, first, last in found])
 
     def _over_ranks(self, wanted: Ints, within: Pieces | None) -> Charge:
         found = [
