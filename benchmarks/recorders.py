@@ -1,11 +1,11 @@
-"""What two versions of the probes cost, in turns in one process, so that both meet the same machine.
+"""What two versions of the probes cost, in turns in one process: both meet the same machine.
 
     python benchmarks/recorders.py FOLDER FOLDER [--rounds N]
 
-Each folder is a checkout that was built: this one, say, and what `git archive COMMIT | tar x -C FOLDER`
-and `python setup.py build_ext --inplace` there make of an earlier commit. Figures are ns of processor
-time for one use, the empty loop taken off: median (quartiles), least, and the median of the second
-over the first, round by round.
+Each folder is a checkout that was built: this one, say, and what an earlier commit makes by
+`git archive COMMIT | tar x -C FOLDER` and, there, `python setup.py build_ext --inplace`. Figures
+are ns of processor time for one use, the empty loop taken off: median (quartiles), least, and the
+median of the second over the first, round by round.
 """
 
 from __future__ import annotations
