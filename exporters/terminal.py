@@ -64,7 +64,8 @@ def lines(summary: Summary) -> Iterator[Table | Text]:
     if not summary["hints"]:
         yield Text("No hint: no rule found a cause that this data supports.")
     if len(summary["hints"]) > MOST_HINTS:
-        yield Text(f"   … and {len(summary['hints']) - MOST_HINTS} more hints in the report")
+        more = len(summary["hints"]) - MOST_HINTS
+        yield Text(f"   … and {units.counted(more, 'more hint')} in the report")
     yield from _findings(summary)
 
 
@@ -119,4 +120,5 @@ def _findings(summary: Summary) -> Iterator[Text]:
         line = f"{words} × {units.number(row['count'])}{': ' if about else ''}{about}"
         yield Text.assemble(("data: ", "yellow"), line)
     if len(findings) > MOST_FINDINGS:
-        yield Text(f"   … and {len(findings) - MOST_FINDINGS} more findings in the report")
+        more = len(findings) - MOST_FINDINGS
+        yield Text(f"   … and {units.counted(more, 'more finding')} in the report")

@@ -47,6 +47,11 @@ def number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A count and its noun in the number that it asks for."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def unbroken(text: str) -> str:
     """The same sentence, with no line break possible between a number and its unit."""
     return re.sub(r"(?<=\d) (?=(?:%|ns|µs|ms|s|B|kB|MB|GB|TB)\b|%)", "\u00a0", text)

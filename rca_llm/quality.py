@@ -147,8 +147,8 @@ def _note_overlap(timeline: Timeline, gpu: Table, end: Ints, rows: Ints) -> None
         "overlap_same_stream",
         len(overlap),
         _where(gpu, rows[:1]),
-        f"records start before an earlier one on their stream has ended; they overlap by"
-        f" {overlap.sum()} ns in all, at most {overlap.max(initial=0)} ns; left as they are",
+        f"starting before an earlier record of the same stream has ended; overlap of"
+        f" {overlap.sum()} ns in all, at most {overlap.max(initial=0)} ns; left as recorded",
     )
 
 

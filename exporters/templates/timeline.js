@@ -194,7 +194,7 @@ function drawSamples(plots, from, to, left) {
       line: { width: 1.5, color: colour(SHADES[number % SHADES.length]), shape: "hv" },
       hovertext: line.value.map((value) => `${plain(plot.name)}, ${plain(line.name)}<br>${plain(withUnit(value, plot.unit))}`), hoverinfo: "text",
     }));
-    axes[`yaxis${id}`] = { domain: [1 - (at + 0.9) * height, 1 - (at + 0.28) * height], fixedrange: true, nticks: 3, gridcolor: colour("line"), zeroline: false, rangemode: ["MHz", "W", "°C"].includes(plot.unit) ? "normal" : "tozero", tickformat: plot.unit === "share" ? ".0%" : "" };
+    axes[`yaxis${id}`] = { domain: [1 - (at + 0.9) * height, 1 - (at + 0.28) * height], fixedrange: true, nticks: 3, gridcolor: colour("line"), zeroline: false, rangemode: ["MHz", "W", "°C"].includes(plot.unit) ? "normal" : "tozero", tickformat: plot.unit === "share" ? ".4~%" : "" };
     annotations.push({ text: plain(sampleTitle(plot, scale)), xref: "paper", yref: "paper", x: 0, y: 1 - at * height, xanchor: "left", yanchor: "top", showarrow: false, font: { size: 11 } });
   });
   Plotly.react("samples-plot", traces, { ...layout({ height: 40 + 78 * plots.length, annotations, hovermode: "closest", margin: { l: left, r: 14, t: 6, b: 30 }, xaxis: { range: [0, (to - from) / unit.factor], ticksuffix: ` ${unit.name}`, tickangle: 0, nticks: innerWidth < 720 ? 4 : 9, anchor: `y${plots.length > 1 ? plots.length : ""}` } }), ...axes }, CONFIG);
