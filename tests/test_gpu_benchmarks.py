@@ -120,6 +120,20 @@ def test_a_stage_that_takes_too_long_is_ended_and_its_children_with_it(tmp_path:
     assert not alive
 
 
+def test_what_a_failed_stage_left_running_is_ended_and_nothing_else(tmp_path: Path) -> None:
+    def leaves(_: Kept) -> None:
+        subprocess.Popen(["sleep", "60"], start_new_session=True)
+        raise ValueError("broken")
+
+    with subprocess.Popen(["sleep", "60"]) as before:
+        stages.run_stages(Kept(), {"leaves": leaves}, "leaves")
+        assert stages.descendants(os.getpid()).count(before.pid) == 1
+        assert before.poll() is None
+        others = [pid for pid in stages.descendants(os.getpid()) if pid != before.pid]
+        assert not [pid for pid in others if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        before.kill()
+
+
 def test_a_stage_whose_clean_up_hangs_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "AGAIN_S", 0.2)
 
@@ -278,14 +292,14 @@ def test_what_a_job_leaves_running_is_ended(tmp_path: Path) -> None:
     script = tmp_path / "leaves.py"
     script.write_text(
         f"import sys\nsys.path.insert(0, {str(FOLDER)!r})\n"
-        "import all, os, subprocess, time\n"
+        "import all, os, stages, subprocess, time\n"
         "all.adopt_orphans()\n"
         "made = subprocess.Popen(['sh', '-c', '(sleep 60 & echo $!)'], stdout=subprocess.PIPE)\n"
         "orphan = int(made.stdout.readline())\n"
         "made.wait()\n"
-        "assert orphan in all.descendants(os.getpid())\n"
-        "all.end_descendants()\n"
-        "assert all.descendants(os.getpid()) == []\n"
+        "assert orphan in stages.descendants(os.getpid())\n"
+        "stages.end_descendants()\n"
+        "assert stages.descendants(os.getpid()) == []\n"
     )
     done = subprocess.run(
         [sys.executable, str(script)],

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages import DEADLINE, MARGIN_S, Ended, end_group, folders, write
+from stages import DEADLINE, MARGIN_S, Ended, end_descendants, end_group, folders, write
 
 HERE = Path(__file__).resolve().parent
 GRACE_S = 6.0
@@ -216,31 +216,6 @@ def pack(folder: Path, kept: Path) -> None:
 def adopt_orphans() -> None:
     """Become the parent of whatever a job leaves behind."""
     ctypes.CDLL(None, use_errno=True).prctl(SUBREAPER, 1, 0, 0, 0)
-
-
-def end_descendants() -> None:
-    """Kill everything that descends from this process: it would disturb the next job."""
-    until = time.monotonic() + GRACE_S
-    while (children := descendants(os.getpid())) and time.monotonic() < until:
-        for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(child, os.WNOHANG)
-        time.sleep(0.02)
-
-
-def descendants(root: int) -> list[int]:
-    """Every process below another, from /proc."""
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    found, known = list[int](), {root}
-    while new := [pid for pid, parent in parents.items() if parent in known and pid not in known]:
-        found += new
-        known.update(new)
-    return found
 
 
 def chosen(arguments: argparse.Namespace) -> list[Job]:

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -30,6 +30,8 @@ AGAIN_S = 10.0
 DEADLINE = "RCA_GPU_DEADLINE"
 MARGIN_S = 10.0
 """Left before the deadline for ending what was started and for writing."""
+PATIENCE_S = 5.0
+"""For killed processes to be gone."""
 TERMINATED = 128 + signal.SIGTERM
 
 
@@ -141,13 +143,15 @@ def run_stages(
 
 
 def _attempt(session: S, name: str, stage: Callable[[S], Any], limit: float) -> bool:
-    """Run one stage; whether it came to its end."""
+    """Run one stage; whether it came to its end. What a failed one started is ended."""
+    before = descendants(os.getpid())
     try:
         with within(limit):
             found = stage(session)
         if found is not None:
             session.keep(name, found)
     except (Exception, Ended) as error:
+        end_descendants(but=before)
         said = f"{type(error).__name__}: {error}"[-LONGEST_ERROR:]
         session.keep(f"{name} failed", said)
         if isinstance(error, Ended) or os.environ.get("RCA_DEBUG"):
@@ -203,3 +207,31 @@ def end_group(process: subprocess.Popen[Any]) -> None:
     """Kill a process that began a session, and all of its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_descendants(but: Collection[int] = ()) -> None:
+    """Kill everything that descends from this process, but some: it would disturb what follows."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        children = [pid for pid in descendants(os.getpid()) if pid not in but]
+        if not children:
+            break
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+        time.sleep(0.02)
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below another, from /proc."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    found, known = list[int](), {root}
+    while new := [pid for pid, parent in parents.items() if parent in known and pid not in known]:
+        found += new
+        known.update(new)
+    return found
