@@ -1,6 +1,6 @@
 """What each part of the host probes costs `examples/serve.py`: the same bursts to many servers.
 
-    python benchmarks/host_parts.py [--rounds N] [--json FILE] [--threads N] [--only NAMES]
+    python benchmarks/host_parts.py [--rounds N] [--json FILE] [--only NAMES] [--asleep|--threads N]
 
 Servers that differ in one part stay alive at once and get the same bursts in turns, in an order
 that changes from round to round:
@@ -13,9 +13,12 @@ that changes from round to round:
 `io`        the interposer alone
 `all`       `rca-llm trace`
 
-Ratios are of the processor time of the server, and of wall time, to those of `bare` in the same
-round: quartiles. `--threads` sets the threads of NumPy's BLAS: with several, one that is
-interrupted keeps the others spinning, so that what others do costs the server its own time.
+Quartiles of the ratios to `bare` in the same round, of wall time and of the server's processor
+time, and of what the latter is more, in ms a burst (about 110 steps and 340 tokens). With
+`--asleep` the model sleeps 4 ms instead of computing, so that what is compared is mostly the
+probes, with caches as cold as a model leaves them. `--threads` sets the threads of NumPy's BLAS:
+with several, one that is interrupted keeps the others spinning, so that what others do costs the
+server its own time.
 """
 
 from __future__ import annotations
@@ -37,37 +40,53 @@ from typing import Any
 import host_probes
 from host_probes import ROOT, Server
 
-SERVE = str(ROOT / "examples" / "serve.py")
+EXAMPLES = str(ROOT / "examples")
 TRACE = [sys.executable, "-m", "rca_llm", "trace", "--gpu", "off", "-o"]
 _NO_LOOKS = """
-import runpy, sys
 import _rca_llm_probes.scope as scope, _rca_llm_probes.threads as threads
 scope.look = threads.look = lambda within: None
-sys.argv = sys.argv[1:]
-sys.path[0] = sys.argv[0].rpartition("/")[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
 """
+_SERVE = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+asleep = sys.argv.pop(1) == "asleep"
+import serve
+class Sleeps(serve.Transformer):
+    "As many spans as the model has, and 4 ms of nothing."
+    def forward(self, batch):
+        import time, numpy
+        from rca_llm import span
+        with span("forward", kind="compute"):
+            for _ in range(2 * self.config.layers + 1):
+                with span("attention", kind="compute"): pass
+            time.sleep(0.004)
+        logits = numpy.zeros((len(batch.rows), self.config.vocab), dtype=numpy.float32)
+        logits[:, 65] = 1
+        return logits
+sys.exit(serve.main(Sleeps if asleep else serve.Transformer))
+"""
+SERVE = [sys.executable, "-c", _SERVE, EXAMPLES]
 UNPROBED = ["env", "-u", "RCA_LLM_RUN", "-u", "LD_PRELOAD"]
 
 
 def bare(_folder: Path) -> tuple[list[str], dict[str, str]]:
     """The command and what is added to its environment."""
-    return [sys.executable, SERVE], {}
+    return SERVE, {}
 
 
 def sampler(folder: Path) -> tuple[list[str], dict[str, str]]:
     """The launcher looks from outside at a process without probes."""
-    return [*TRACE, str(folder / "sampled.rca"), "--", *UNPROBED, sys.executable, SERVE], {}
+    return [*TRACE, str(folder / "sampled.rca"), "--", *UNPROBED, *SERVE], {}
 
 
 def probes(folder: Path) -> tuple[list[str], dict[str, str]]:
     """Probes in the process, and nobody outside."""
-    return [sys.executable, SERVE], _probed(folder)
+    return SERVE, _probed(folder)
 
 
 def no_looks(folder: Path) -> tuple[list[str], dict[str, str]]:
     """As `probes`, without looks."""
-    return [sys.executable, "-c", _NO_LOOKS, SERVE], _probed(folder)
+    return [sys.executable, "-c", _NO_LOOKS + _SERVE, EXAMPLES], _probed(folder)
 
 
 def _probed(folder: Path) -> dict[str, str]:
@@ -79,15 +98,12 @@ def _probed(folder: Path) -> dict[str, str]:
 def io(folder: Path) -> tuple[list[str], dict[str, str]]:
     """The interposer alone."""
     run = host_probes.new_run(Path(tempfile.mkdtemp(dir=folder)))
-    return [sys.executable, SERVE], {
-        "RCA_LLM_RUN": str(run),
-        "LD_PRELOAD": str(host_probes.PRELOAD),
-    }
+    return SERVE, {"RCA_LLM_RUN": str(run), "LD_PRELOAD": str(host_probes.PRELOAD)}
 
 
 def everything(folder: Path) -> tuple[list[str], dict[str, str]]:
     """As a user traces."""
-    return [*TRACE, str(folder / "all.rca"), "--", sys.executable, SERVE], {}
+    return [*TRACE, str(folder / "all.rca"), "--", *SERVE], {}
 
 
 PARTS: dict[str, Callable[[Path], tuple[list[str], dict[str, str]]]] = {
@@ -102,11 +118,12 @@ PARTS: dict[str, Callable[[Path], tuple[list[str], dict[str, str]]]] = {
 
 
 def start(name: str, folder: Path, threads: int, stack: ExitStack) -> Server:
-    """A server with one part, which ends with the stack."""
+    """A server with one part, which ends with the stack; no threads: its model sleeps."""
     command, more = PARTS[name](folder)
+    command = [*command, "computes" if threads else "asleep"]
     port_file = folder / f"{name}.port"
     command += ["--port", "0", "--port-file", str(port_file), "--weights", str(folder / "weights")]
-    env = {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": str(threads), **more}
+    env = {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": str(threads or 1), **more}
     log = stack.enter_context((folder / f"{name}.log").open("wb"))
     child = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **env})
     stack.callback(child.wait, 60)
@@ -151,6 +168,8 @@ def _told(name: str, found: list[dict[str, Burst]]) -> dict[str, Any]:
     for place, what in enumerate(("wall", "cpu")):
         ratios = [one[name][place] / one["bare"][place] for one in found]
         told[what] = [round(value, 4) for value in statistics.quantiles(ratios, n=4)]
+    more = [(one[name][1] - one["bare"][1]) / 1e6 for one in found]
+    told["more_cpu_ms"] = [round(value, 2) for value in statistics.quantiles(more, n=4)]
     return told
 
 
@@ -159,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--asleep", dest="threads", action="store_const", const=0)
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
