@@ -404,6 +404,13 @@ static PyObject *suspendable(PyObject *module, PyObject *const *arguments, Py_ss
                              PyObject *keywords)
 {
     (void)module;
+    if (!keywords && count == 2 && PyUnicode_CheckExact(arguments[0]) &&
+        PyUnicode_CheckExact(arguments[1])) {
+        PyObject *at[ARGUMENTS] = {arguments[0], arguments[1]};
+        PyObject *made = new_cells(at, SUSPENDED);
+        if (made || PyErr_Occurred())
+            return made;
+    }
     return span_at_length(slow_suspendable, STEP, SUSPENDED, arguments, count, keywords);
 }
 

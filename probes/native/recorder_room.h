@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "format.h"
 
 enum {
@@ -212,6 +213,10 @@ static int mapped_together(int64_t *pages)
 static int together;
 enum { GIVE_UP = -3 };
 
+/* Grows where writing ahead takes long, as on a network's file system, which may flush each time. */
+static int tardy;
+enum { LONG_NS = 1000000, ONE_IN = 8, TOO_TARDY = 3 * ONE_IN };
+
 /* Makes the pages behind the next free word, up to a word, before they are touched: a page that is
  * touched first costs as much as a hundred records. Where sixteen that are written at once are mapped
  * by one touch (Linux 6.16 on ext4), they cost a third. What is not made ahead is made by a touch. */
@@ -223,9 +228,13 @@ static void make_pages(Room *here, Py_ssize_t until)
     if (start >= until || start + AHEAD_WORDS > here->end || together == GIVE_UP)
         return;
     here->ready = start + AHEAD_WORDS;
+    int64_t begun = clock_monotonic();
     write_zeros(here->path, here->begin + start * 8, AHEAD_BYTES);
+    tardy += clock_monotonic() - begun > LONG_NS ? ONE_IN : tardy > 0 ? -1 : 0;
     if (together <= 0)
         together = mapped_together(here->words + start) ? 1 : together - 1;
+    if (tardy > TOO_TARDY)
+        together = GIVE_UP;
 }
 
 /* Lets the fast paths go on up to where the gate is looked at again, or to the end of the block. */
