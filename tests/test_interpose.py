@@ -19,6 +19,7 @@ import pytest
 from rca_llm.probes import format as layout
 from rca_llm.readers import run_calls
 from rca_llm.readers.segments import Segment, parse
+from rca_llm.table import Strings
 from tests.native.conftest import COMPILER, NATIVE
 
 _HERE = Path(__file__).parent / "native"
@@ -313,6 +314,21 @@ def test_paths_say_what_files_are_for() -> None:
     assert run_calls.kind_of_path("/tmp/kv_offload/3") == "kv_transfer"
     assert run_calls.kind_of_path("/var/log/engine.log.2") == "log"
     assert run_calls.kind_of_path("/home/me/catalog.txt") == "file"
+
+
+def test_our_own_looks_at_a_thread_are_no_reading_of_files(
+    tmp_path: Path, library: Path, run: Path
+) -> None:
+    code = "import os\nfor path in ('/proc/thread-self/schedstat', '/proc/thread-self/stat'):\n"
+    code += "    os.pread(os.open(path, os.O_RDONLY), 100, 0)"
+    _started(tmp_path, _traced(library, run, RCA_LLM_IO_US="0"), sys.executable, "-S", "-c", code)
+    (segment,) = _segments(run)
+    assert any(name.endswith("/schedstat") for name in segment.names.values())
+    strings = Strings()
+    rows = run_calls.calls(segment, segment.codes(strings), strings)
+    paths = {strings[int(number)] for number in rows["path"] if number >= 0}
+    assert any(path.endswith("/stat") for path in paths)
+    assert not any(path.endswith("/schedstat") for path in paths)
 
 
 def _with_cufile(folder: Path, how: str) -> Path:

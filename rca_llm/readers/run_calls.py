@@ -39,6 +39,10 @@ _PATH_KINDS = (
 )
 """What a file is for, by its path; the first that matches decides."""
 
+_OWN = re.compile(r"/proc/(thread-self|\d+/task/\d+)/schedstat")
+"""What our own looks at a thread read. A look that takes long was interrupted: the thread waited
+for a CPU then, and for no file."""
+
 _CALLERS = {
     "file": ("log", "kv_transfer", "load"),
     "serialize": ("log", "kv_transfer", "network"),
@@ -71,6 +75,8 @@ def calls(segment: Segment, codes: Codes, strings: Strings) -> Table:
     more, whole = segment.followers(places, layout.MORE)
     places, more = places[whole], more[whole]
     path = coded(codes, cells["c"][more])
+    foreign = ~_is_own(strings, path)
+    places, more, path = places[foreign], more[foreign], path[foreign]
     kind = coded(codes, cells["d"][places])
     return Table(
         RANGES,
@@ -98,6 +104,13 @@ def _by_path(strings: Strings, kind: Array, path: Array) -> Array:
     for code in used.tolist():
         found[code] = strings.code(kind_of_path(strings[code]))
     return np.where(found[path] >= 0, found[path], kind)
+
+
+def _is_own(strings: Strings, path: Array) -> Array:
+    """Which calls are those of our own looks."""
+    used = np.unique(path[path >= 0]).tolist()
+    own = [code for code in used if _OWN.fullmatch(strings[code])]
+    return np.asarray(np.isin(path, own))
 
 
 def kind_of_path(path: str) -> str:
@@ -161,7 +174,10 @@ def short_calls(segments: list[Segment]) -> list[dict[str, Any]]:
         for place, behind in zip(places[whole].tolist(), more[whole].tolist(), strict=True):
             cell, rest = segment.cells[place], segment.cells[behind]
             kind = segment.names.get(int(cell["d"]), "")
-            key = segment.pid, kind, segment.names.get(int(rest["c"]))
+            path = segment.names.get(int(rest["c"]))
+            if _OWN.fullmatch(path or ""):
+                continue
+            key = segment.pid, kind, path
             values = int(rest["a"]), int(rest["b"]), int(cell["b"])
             sums[key] = [a + b for a, b in zip(sums[key], values, strict=True)]
     rows = [
