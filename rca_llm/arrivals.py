@@ -48,8 +48,11 @@ class Turns:
     start: Ints
     end: Ints
 
-    def waited(self, at: Ints, ready: Ints, wanted: Array, clock: Clock) -> Array:
+    def waited(self, at: Ints, ready: Ints, wanted: Array, clock: Clock, busy: Clock) -> Array:
         """How long requests wait that are ready at `wanted`, where `clock` says what times become.
+
+        `busy` says the same without the waits of an engine that has nothing to do, which lengthen
+        no step.
 
         They were ready at `ready` and admitted `at`. An engine that comes later than it did is
         waited for all the longer. One that comes earlier would be there too soon and go on without
@@ -57,7 +60,7 @@ class Turns:
         step: it waits for steps of their new length.
         """
         new = clock(at)
-        rest, free = self._rest(at, ready, wanted, clock), new - wanted
+        rest, free = self._rest(at, ready, wanted, busy), new - wanted
         sooner = np.where(free >= 0, np.minimum(rest, free), rest)
         late = self._rest(at, ready, wanted, np.asarray) + new - at
         return np.where(new > at, late, sooner)

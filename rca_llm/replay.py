@@ -118,6 +118,7 @@ class Clock:
         self.shift = 0.0
         self._times = np.full(moves + 1, -np.inf)
         self._shifts = np.zeros(moves + 1)
+        self._idle = np.zeros(moves + 1)
         self._moves = 1
 
     @property
@@ -133,16 +134,26 @@ class Clock:
         row = np.maximum(np.searchsorted(self._edge, at, "right") - 1, 0)
         return self._sum[row] + (at - self._edge[row]) * self._rate[row]
 
-    def move(self, at: int, scaled: float, wanted: float) -> None:
-        """From an instant on, let the new time be such that the instant becomes `wanted`."""
-        self.shift = wanted - scaled
-        self._times[self._moves] = at
-        self._shifts[self._moves] = self.shift
+    def move(self, at: int, scaled: float, wanted: float, *, idle: bool = False) -> None:
+        """From an instant on, let the new time be such that the instant becomes `wanted`.
+
+        `idle`: because the thread has nothing to do until then, or less long than it had.
+        """
+        before, self.shift = self.shift, wanted - scaled
+        place = self._moves
+        self._times[place] = at
+        self._shifts[place] = self.shift
+        self._idle[place] = self._idle[place - 1] + (self.shift - before if idle else 0.0)
         self._moves += 1
 
     def __call__(self, times: Array) -> Floats:
         """The new times of instants on this thread."""
         return self.shifted(times, self.scaled(times))
+
+    def busy(self, times: Array) -> Floats:
+        """The new times, as they would be had it never waited for requests longer or shorter."""
+        row = np.searchsorted(self._times[: self._moves], np.asarray(times), "right") - 1
+        return np.asarray(self(times) - self._idle[row], np.float64)
 
     def shifted(self, times: Array, scaled: Floats) -> Floats:
         """The new times of instants whose scaled ones are known."""
@@ -446,7 +457,11 @@ class Change:
 
     def factor(self, part: Array, start: Array, end: Array, base: int = 0) -> Floats:
         """The factor of some intervals, each of one part."""
-        return np.asarray(1 - (1 - self.scale[part]) * self.inside(start, end, base))
+        scale = self.scale[part]
+        found = np.ones(len(scale))
+        rows = np.flatnonzero(scale != 1)  # what does not change needs no look at where it is
+        found[rows] -= (1 - scale[rows]) * self.inside(start[rows], end[rows], base)
+        return found
 
 
 def replay(graph: Graph, change: Change) -> Replay:
@@ -590,7 +605,7 @@ class _Run:
             self._advance(int(self.graph.work.chain[row]), int(self.place[row]) + 1)
             held = max(float(self.finish[row]) - here, 0.0)
             wanted = here + (sync if wait.sync else 1.0) * held + ended - done
-        clock.move(wait.end, ended, wanted)
+        clock.move(wait.end, ended, wanted, idle=wait.row < 0)
 
     def _admitted(self, wait: Wait, text: float, unmoved: float) -> float:
         """When a request is first worked for: when the thread is free and the request is there."""

@@ -69,7 +69,7 @@ class Requests:
         since = self.ready - self.text
         part = np.full(len(since), CODE["scheduling.tokenize"], np.int64)
         needed = self.text * change.factor(part, since, self.ready, base)
-        waited = turns.waited(self.at, self.ready, since + needed, clock)
+        waited = turns.waited(self.at, self.ready, since + needed, clock, clock.busy)
         return np.where(self.admitted, clock(self.at) - needed - waited, self.arrival)
 
 

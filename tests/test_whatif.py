@@ -182,6 +182,26 @@ def test_a_request_that_joins_others_waits_for_a_shorter_step() -> None:
     assert late["new_latency_ns"] == pytest.approx(36 * MS, rel=0.001)
 
 
+def test_requests_that_find_the_last_step_of_others_do_not_wait_for_an_idle_engine() -> None:
+    scene = Scene()
+    for n in range(10):
+        ids = ["a"] if n < 8 else ["b", "c"]
+        scene.step(
+            n,
+            n * 20 * MS,
+            (n + 1) * 20 * MS,
+            **dict.fromkeys(ids, "decode" if n % 8 else "prefill"),
+        )
+        scene.span("host", n * 20 * MS, (n * 20 + 10) * MS, name="prepare")
+        scene.work(GEMM, (n * 20 + 10) * MS, (n + 1) * 20 * MS)
+    scene.request("a", 0, [(n + 1) * 20 * MS for n in range(8)])
+    for id, arrival in (("b", 152 * MS), ("c", 153 * MS)):
+        scene.request(id, arrival, [180 * MS, 200 * MS], scheduled=160 * MS)
+    _, first, second = answer(scene, scheduling__host=0)["requests"]
+    assert first["new_latency_ns"] == pytest.approx(21 * MS, rel=0.001)
+    assert 20 * MS <= second["new_latency_ns"] <= 30 * MS
+
+
 def test_detokenising_after_the_last_token_scales_with_it() -> None:
     scene = Scene()
     scene.serve()
