@@ -8,6 +8,7 @@ from typing import Any
 
 from rca_llm.hints import (
     access,
+    clocks,
     communication,
     copies,
     drains,
@@ -18,6 +19,7 @@ from rca_llm.hints import (
     memory,
     products,
     queueing,
+    sharing,
 )
 from rca_llm.hints.case import Case
 from rca_llm.hints.judge import judge
@@ -37,6 +39,8 @@ FAMILIES: tuple[ModuleType, ...] = (
     copies,
     memory,
     efficiency,
+    clocks,
+    sharing,
     products,
     access,
 )
