@@ -118,7 +118,7 @@ class Stretches:
         count = last - first + 1
         until = np.cumsum(count)
         place = until - count
-        row: Ints = np.arange(until[-1]) + np.repeat(first - place, count)
+        row: Ints = np.arange(int(until[-1])) + np.repeat(first - place, count)
         start, end = pieces.start[row], pieces.end[row]
         start[place], end[until - 1] = self.start, self.end
         part, step = pieces.label[row], self.shared.step[row]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from rca_llm.hints.wording import plural
 from rca_llm.intervals import Pieces
 from rca_llm.table import UNKNOWN, Array, Ints, Mask, Table, known
 from rca_llm.whatif import Model
+
+Answer = TypeVar("Answer")
 
 Spans = tuple[Ints, Ints]
 """Starts and ends of intervals, ns."""
@@ -52,6 +54,7 @@ class Case:
     """The gates that failed, each with what it said."""
     blocking: set[str] = field(default_factory=set[str])
     """Those of them that silence rules."""
+    _found: dict[tuple[object, ...], Any] = field(default_factory=dict[tuple[object, ...], Any])
 
     @property
     def job(self) -> Job:
@@ -62,6 +65,13 @@ class Case:
     def lives(self) -> Sequence[Life]:
         """The lives of its requests."""
         return self.model.lives
+
+    def once(self, key: tuple[object, ...], find: Callable[[], Answer]) -> Answer:
+        """What several rules look at, found by the first that asks for it."""
+        if key not in self._found:
+            self._found[key] = find()
+        found: Answer = self._found[key]
+        return found
 
     def limits(self, id: str) -> Mapping[str, float]:
         """The thresholds of a rule."""

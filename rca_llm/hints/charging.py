@@ -62,7 +62,7 @@ class Population:
         """The lives with time of wanted parts (within pieces, where given), and how much."""
         start, end, part = self.stretches
         own = np.flatnonzero(among(part, wanted.tolist()))
-        ns, first, last = np.zeros(len(start), np.int64), start.copy(), start.copy()
+        ns, first, last = np.zeros(len(start), np.int64), np.array(start), np.array(start)
         ns[own] = _common(within, start[own], end[own])
         for shared, rows in self.ranks:
             sums = _Sums(shared.pieces, wanted, within)
@@ -79,12 +79,14 @@ class Population:
         charged = np.flatnonzero(totals)
         one = rows[np.searchsorted(self.owner[rows], charged, "left")] if len(rows) else rows
         other = rows[np.searchsorted(self.owner[rows], charged, "right") - 1] if len(rows) else rows
+        numbers: list[int] = charged.tolist()
+        begins: list[int] = first[one].tolist()
+        stops: list[int] = last[other].tolist()
         found: list[Charged] = []
-        for number, begin, stop in zip(
-            charged.tolist(), first[one].tolist(), last[other].tolist(), strict=True
-        ):
+        for number, begin, stop in zip(numbers, begins, stops, strict=True):
             pieces = self.lives[number].pieces
-            row, until = np.searchsorted(pieces.start, [begin, stop], "right") - 1
+            row = int(np.searchsorted(pieces.start, begin, "right")) - 1
+            until = int(np.searchsorted(pieces.start, stop, "right")) - 1
             edges = int(pieces.start[row]), int(pieces.end[until])
             found.append((number, int(totals[number]), *edges))
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Shape:
     device: str | None
     limits: Mapping[str, int]
 
-    @property
+    @cached_property
     def spans(self) -> Spans:
         """When these kernels ran."""
         gpu = self.member[0].timeline["gpu"]
@@ -72,12 +73,15 @@ class Shape:
 
 def heavy_shapes(case: Case, least: float) -> Iterator[tuple[Shape, Loss]]:
     """Kernels that take at least a fraction of the step time of their rank, the longest first."""
-    for member in case.job.ranks:
+    for number, member in enumerate(case.job.ranks):
         window = case.of_steps(()).total or member[1].rank.span
-        for shape, total in _shapes(member):
+        shapes = case.once(("shapes", number), partial(_shapes, member))
+        for place, (shape, total) in enumerate(shapes):
             if total < least * window:
                 break
-            loss = case.of_steps((shape.part,), shape.spans)
+            loss = case.once(
+                ("shape", number, place), partial(case.of_steps, (shape.part,), shape.spans)
+            )
             if loss.share >= least:
                 yield shape, loss
 
