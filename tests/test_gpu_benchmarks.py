@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -368,7 +369,16 @@ def test_steps_of_generate_and_checks_of_vllm_read_a_recording(
     kernels = found.kernels([])
     assert (kernels["kernels"], kernels["without a step"]) == (told["kernels"], 14)
     late = trace.timelines[0]["steps"]["end"].max()
-    kernels = found.kernels([(int(late), vllm_load.NEVER)])
+    gate = SimpleNamespace(closed=[(int(late), vllm_load.NEVER)])
+    kernels = found.kernels(gate.closed)
     assert (kernels["without a step"], kernels["while paused"]) == (0, 14)
     assert sum(found.prefills().values()) > 0
     json.dumps(found.described())
+    stamps = json.loads((ROOT / "tests" / "data" / "h200" / "vllm.stamps.json").read_text())
+    calls = [SimpleNamespace(id=id.removesuffix("-0")) for id in stamps]
+    checks = vllm_load._checks(found, calls, None, stamps, gate)
+    assert len(checks) == 9
+    # Prefill ran eagerly in that session: the one check that the next one is for.
+    assert checks["failed"] == ["prefills replay piecewise graphs"]
+    checks = vllm_load._checks(found, calls, None, stamps, SimpleNamespace(closed=[]))
+    assert checks["failed"][0] == "every kernel has its step"
