@@ -61,8 +61,9 @@ class Asked:
 def saved_without_queue(case: Case) -> int | None:
     """What admission without a wait would save, over all requests, ns; None where that is unknown.
 
-    Unknown without the batches of the steps, with preemptions, and where the same arithmetic with
-    the observed limit does not give the measured latencies back.
+    The fraction that the arithmetic saves, of what was measured. Unknown without the batches of the
+    steps, with preemptions, and where the same arithmetic with the observed limit does not give the
+    measured latencies back.
     """
     number = next((n for n, (r, _) in enumerate(case.job.ranks) if len(r.steps.batch)), None)
     if number is None:
@@ -80,7 +81,7 @@ def saved_without_queue(case: Case) -> int | None:
     with_limit = _served(known, period, limit)
     if not measured or abs(with_limit / measured - 1) > AGREES:
         return None
-    return round(with_limit - _served(known, period, len(known)))
+    return round(measured * (1 - _served(known, period, len(known)) / with_limit))
 
 
 def _in_engine(life: Life) -> int:
