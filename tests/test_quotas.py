@@ -29,8 +29,11 @@ def looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         found.append(groups)
         return list(plain(groups))
 
+    def listed(pid: int) -> bytes:
+        return b"0::/service/worker\n" if pid else b""
+
     monkeypatch.setattr(quotas, "ROOT", str(tmp_path))
-    monkeypatch.setattr(quotas, "_groups", lambda pid: b"0::/service/worker\n" if pid else b"")
+    monkeypatch.setattr(quotas, "_groups", listed)
     monkeypatch.setattr(quotas, "throttle_files", counted)
     return found
 
