@@ -38,6 +38,23 @@ def test_pageable_copies_of_a_twentieth_of_the_steps() -> None:
     assert found["saving_ns"] == 20 * 600 * US
 
 
+@pytest.mark.parametrize(("copied", "confidence"), [(499 * US, "low"), (500 * US, "high")])
+def test_calls_that_wait_for_earlier_work_are_no_proof_of_pageable_memory(
+    copied: int, confidence: str
+) -> None:
+    """A quarter of a call of 2 ms is its copy, or less."""
+    scene = Scene()
+    scene.serve(idle=spread(STEPS, 2 * MS, 2 * MS))
+    for i in STEPS:
+        start, end = i * PERIOD + 2 * MS, i * PERIOD + 4 * MS
+        scene.api("cudaMemcpy", start, end, correlation=100_000 + i)
+        own = {"bytes": 1000, "src": PAGEABLE, "dst": DEVICE, "correlation": 100_000 + i}
+        scene.copy(H2D, end - copied, end, **own)
+    found = hint(scene.summary(), "R18")
+    assert found["confidence"] == confidence
+    assert ("wait for earlier work" in found["title"]) == (confidence == "low")
+
+
 def test_few_pageable_copies() -> None:
     assert "R18" not in ids(copying(400 * US, 1_000_000).summary())
 

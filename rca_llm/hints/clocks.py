@@ -232,7 +232,8 @@ def _low_power(case: Case, device: int, drop: float, tolerance: float) -> Period
     clocks = _value_at(clock, times)
     reasons = records.samples(case, "gpu.throttle_reasons", device)
     active = _value_at(reasons, times).astype(np.int64) & ~_NO_REASON if reasons else 0 * slow
-    flat = abs(float(np.median(clocks[slow]) / np.median(clocks[~slow])) - 1) <= tolerance
+    low, high = float(np.median(clocks[slow])), float(np.median(clocks[~slow]))
+    flat = high > 0 and abs(low - high) <= tolerance * high
     return _periods(times, values, slow) if flat and not np.any(active[slow]) else None
 
 

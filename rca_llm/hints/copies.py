@@ -71,6 +71,11 @@ class HostCopies:
         return int((self.end - self.start).sum())
 
     @property
+    def own_share(self) -> float:
+        """What of the time that they and their calls take is copying on a device."""
+        return intervals.length(self.start, self.end) / max(intervals.length(*self.spans), 1)
+
+    @property
     def rate(self) -> float | None:
         """Bytes a second while they ran."""
         return self.bytes * 1e9 / self.lasting if self.lasting and self.bytes else None
@@ -148,7 +153,9 @@ def pageable_copies(case: Case) -> Hint | None:
     """Copies use pageable host memory, which blocks the caller and halves the rate.
 
     Symptom: they take `step_share` of the steps, or an asynchronous one over `async_bytes` runs
-    in a decode step. Source: proposal; threads C53, C54. Disproof: pinned copies as slow.
+    in a decode step. Where less than `own_share` of what they and their calls take is copying, the
+    calls waited for the work queued before them, and confidence is low: pinned memory would not
+    shorten that. Source: proposal; threads C53, C54. Disproof: pinned copies as slow.
     """
     limits = case.limits("R18")
     copies = host_copies(case)
@@ -160,16 +167,19 @@ def pageable_copies(case: Case) -> Hint | None:
     blocking = copies.asynchronous & copies.decode & (copies.size > limits["async_bytes"])
     if not charge.ns or not (loss.share >= limits["step_share"] or blocking.any()):
         return None
-    speed = copies.rate
+    speed, own = copies.rate, copies.own_share
+    waited = own < limits["own_share"]
+    what = "their calls mostly wait for earlier work" if waited else "blocking"
     return Hint(
-        f"{_copies(len(copies))} pageable memory (blocking{', ' + rate(speed) if speed else ''})",
-        "high",
+        f"{_copies(len(copies))} pageable memory ({what}{', ' + rate(speed) if speed else ''})",
+        "low" if waited else "high",
         charge,
         {
             "copies": len(copies),
             "bytes": copies.bytes,
             "copy_ns": copies.lasting,
             "rate_bytes_s": speed,
+            "own_share": own,
             "step_share": loss.share,
             "asynchronous_in_decode": int(blocking.sum()),
         },

@@ -38,14 +38,31 @@ def calls(count: int) -> list[Call]:
     ]
 
 
-def run(port: int, work: list[Call], gap_s: float) -> None:
-    """Send one request every `gap_s`, whether the earlier ones have ended or not."""
+def run(port: int, work: list[Call], gap_s: float) -> list[int]:
+    """Send one request every `gap_s`, whether the earlier ones have ended or not.
+
+    Meanwhile the health check is asked again and again: what these trips took, sorted, ns.
+    """
     threads = [threading.Thread(target=stream, args=(port, call)) for call in work]
+    trips: list[int] = []
+    over = threading.Event()
+    asking = threading.Thread(target=_ask, args=(port, trips, over))
+    asking.start()
     for thread in threads:
         thread.start()
         time.sleep(gap_s)
     for thread in threads:
         thread.join()
+    over.set()
+    asking.join()
+    return sorted(trips)
+
+
+def _ask(port: int, trips: list[int], over: threading.Event) -> None:
+    while not over.wait(0.1):
+        began = time.monotonic_ns()
+        if is_ready(port):
+            trips.append(time.monotonic_ns() - began)
 
 
 def stream(port: int, call: Call, stop_after: int | None = None) -> None:

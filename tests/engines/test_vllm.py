@@ -32,6 +32,8 @@ class Recorded:
     """One load on one server, seen by the client, by vLLM and by us."""
 
     calls: dict[str, load.Call]
+    trips: list[int]
+    """To the health check and back meanwhile, ns, sorted."""
     hung_up: load.Call
     cut_off: load.Call
     """Under way when the engine's process was killed."""
@@ -61,7 +63,7 @@ def _record(model: Path, folder: Path, *options: str) -> Recorded:
     hung_up, cut_off = load.Call(50, 400), load.Call(50, 400)
     with server.serve(server.on_cpu(PYTHON, model, *options), folder) as served:
         alone = _alone(served.port)
-        load.run(served.port, calls, 0.03)
+        trips = load.run(served.port, calls, 0.03)
         load.stream(served.port, hung_up, stop_after=3)
         load.stream(served.port, load.Call(16, 8))  # the server notices the hang-up meanwhile
         preemptions = served.counter("vllm:num_preemptions_total")
@@ -72,7 +74,7 @@ def _record(model: Path, folder: Path, *options: str) -> Recorded:
     # The OpenAI server appends the number of the prompt to the id that it gives its client.
     by_id = {f"{call.id}-0": call for call in calls}
     stamps, timeline = served.stamps(), trace.timelines[0]
-    return Recorded(by_id, hung_up, cut_off, alone, preemptions, stamps, timeline, summary)
+    return Recorded(by_id, trips, hung_up, cut_off, alone, preemptions, stamps, timeline, summary)
 
 
 def _alone(port: int) -> list[list[int]]:
@@ -154,7 +156,6 @@ def test_above_capacity_most_time_is_the_queue_and_the_rest_computes(loaded: Rec
     assert sums["scheduling.detokenize"] > 0
 
 
-@pytest.mark.clocks
 def test_the_client_saw_the_same_with_the_way_there_and_back(loaded: Recorded) -> None:
     """A request's life and what HTTP added to it are the client's time but for the network's."""
     rows = loaded.requests
