@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rca_llm.arrivals import Admission, Turns
+from rca_llm.whatif.arrivals import Admission, Turns
 from tests.scenes import MS
 
 STEPS = Turns(np.arange(10) * 20 * MS, np.arange(10) * 20 * MS + 19 * MS)

@@ -17,11 +17,11 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from rca_llm.arrivals import admission
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.requests import Life
 from rca_llm.hints.case import Case
 from rca_llm.table import Array, Ints
+from rca_llm.whatif.arrivals import admission
 
 FEWEST_STEPS, MOST_STEPS = 10, 200_000
 """With fewer steps nothing can be fitted; with more, serving them again takes too long."""

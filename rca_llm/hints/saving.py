@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from rca_llm.hints.case import Case
 from rca_llm.hints.model import Hint, Rule, Stage
-from rca_llm.replay import Change, replay
 from rca_llm.whatif import DERIVED, Model, savings, window
+from rca_llm.whatif.change import Change
+from rca_llm.whatif.replay import replay
 
 Found = tuple[Rule, Hint]
 

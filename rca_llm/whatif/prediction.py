@@ -1,101 +1,23 @@
-"""What latency would be if some parts took another time, from replaying the dependency graph."""
+"""Latencies, steps and the window of a job as measured and as replayed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rca_llm.arrivals import Turns
-from rca_llm.attribute import job as jobs
-from rca_llm.attribute.job import Job
-from rca_llm.attribute.lives import lives_in
-from rca_llm.attribute.parts import PARTS
-from rca_llm.attribute.requests import Life
-from rca_llm.errors import RcaError
-from rca_llm.replay import Change, Graph, Replay, graph, replay
 from rca_llm.summary.stats import mean, percentile
 from rca_llm.table import Array, Ints
-from rca_llm.whatif_requests import Requests, by_rank
+from rca_llm.whatif.change import Change
+from rca_llm.whatif.model import Model, model
+from rca_llm.whatif.replay import Replay, replay
 
 if TYPE_CHECKING:
     from rca_llm.report import Report
 
+
 SCHEMA = "rca-llm/whatif/1"
-
-DERIVED = (
-    *("communication.wait", "scheduling.queue", "scheduling.preempt", "scheduling.recompute"),
-    *("scheduling.prefill_interference", "scheduling.client"),
-    *("unknown.not_traced", "unknown.not_recorded"),
-)
-"""Parts that follow from the others, or that nobody can change."""
-
-
-LARGEST_FACTOR = 1_000
-"""With it, the times of a trace of three months still fit into 64 bits."""
-
-
-def factors(settings: Sequence[str]) -> dict[str, float]:
-    """The factor of every part that `NAME=FACTOR` settings change; a class stands for its parts.
-
-    Raises `RcaError` for anything else.
-    """
-    found: dict[str, float] = {}
-    for setting in settings:
-        name, _, text = setting.partition("=")
-        parts = [p for p in PARTS if name in (p, p.partition(".")[0]) and p not in DERIVED]
-        if name in DERIVED:
-            raise RcaError(f"{name} follows from the other parts and cannot be set")
-        if not parts:
-            raise RcaError(f"{name}: no such class or part; see the parts of a report")
-        found |= dict.fromkeys(parts, _factor(text, setting))
-    return found
-
-
-def _factor(text: str, setting: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= LARGEST_FACTOR:
-        raise RcaError(f"{setting}: expected NAME=FACTOR with a factor of 0 to {LARGEST_FACTOR:,}")
-    return value
-
-
-@dataclass(frozen=True)
-class Model:
-    """A job, the lives of its requests, and the dependency graph of both, ready to be replayed."""
-
-    job: Job
-    lives: Sequence[Life]
-
-    @cached_property
-    def graph(self) -> Graph:
-        """The graph, built when it is first asked for: hints and predictions share it."""
-        return graph(self.job, self.lives)
-
-    @cached_property
-    def turns(self) -> list[Turns]:
-        """The steps of every rank, which requests wait for; times as in the graph."""
-        base, ranks = self.graph.base, self.job.ranks
-        both = [(one.steps.start[own.steps], one.steps.end[own.steps]) for one, own in ranks]
-        return [Turns(start - base, end - base) for start, end in both]
-
-    @cached_property
-    def requests(self) -> list[Requests]:
-        """The finished requests of every rank; times as in the graph."""
-        return by_rank(self.job, self.lives, self.graph.base)
-
-
-def model(report: Report) -> Model:
-    """The dependency graph behind a report."""
-    if report.model is not None:
-        return report.model
-    job = jobs.attribute(report.trace.timelines)
-    return Model(job, lives_in(job)[1])
 
 
 def savings(found: Model, new: Replay, change: Change) -> dict[str, int]:

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from rca_llm.arrivals import Turns, admission
 from rca_llm.attribute.job import Job
 from rca_llm.attribute.parts import CODE
 from rca_llm.attribute.requests import Life
 from rca_llm.intervals import Pieces
-from rca_llm.replay import Change, Clock, rank_of
 from rca_llm.summary.requests import latency
 from rca_llm.table import UNKNOWN, Array, Ints, Mask, known
+from rca_llm.whatif.arrivals import Turns, admission
+from rca_llm.whatif.change import Change
+from rca_llm.whatif.clock import Clock
+from rca_llm.whatif.waits import rank_of
 
 Row = dict[str, Any]
 

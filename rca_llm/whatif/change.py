@@ -1,0 +1,63 @@
+"""What a replay changes: the durations of some parts, in some places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rca_llm import intervals
+from rca_llm.attribute.parts import PARTS
+from rca_llm.intervals import Pieces
+from rca_llm.table import Array, Ints, Mask
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a replay changes: the time of some parts, by a factor each, where `within` says.
+
+    `within` are starts and ends of disjoint, ascending intervals, ns; None: everywhere.
+    """
+
+    factors: Mapping[str, float]
+    within: tuple[Ints, Ints] | None = None
+
+    @property
+    def scale(self) -> Floats:
+        """The factor of every part."""
+        return np.array([self.factors.get(part, 1.0) for part in PARTS])
+
+    def inside(self, start: Array, end: Array, base: int = 0) -> Floats:
+        """The fraction of some intervals that changes; of an instant, whether it does."""
+        if self._pieces is None:
+            return np.ones(len(start))
+        begin, stop = start + base, end + base
+        common = intervals.sums_in(self._pieces, begin, stop, 1)[:, 0]
+        length = np.asarray(end - start)
+        return np.where(length > 0, common / np.maximum(length, 1), self.at(start, base))
+
+    def at(self, times: Array, base: int = 0) -> Mask:
+        """Whether the change is there, at some instants."""
+        if self._pieces is None:
+            return np.ones(len(times), bool)
+        return np.asarray(intervals.at(self._pieces, times + base) >= 0)
+
+    @cached_property
+    def _pieces(self) -> Pieces | None:
+        """Where the change is, as pieces."""
+        if self.within is None:
+            return None
+        return Pieces(*self.within, np.zeros(len(self.within[0]), np.int64))
+
+    def factor(self, part: Array, start: Array, end: Array, base: int = 0) -> Floats:
+        """The factor of some intervals, each of one part."""
+        scale = self.scale[part]
+        found = np.ones(len(scale))
+        rows = np.flatnonzero(scale != 1)  # what does not change needs no look at where it is
+        found[rows] -= (1 - scale[rows]) * self.inside(start[rows], end[rows], base)
+        return found

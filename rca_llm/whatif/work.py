@@ -1,0 +1,153 @@
+"""The device work of a job, and what each record of it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rca_llm.attribute.job import Job
+from rca_llm.table import UNKNOWN, Ints, known
+
+CLOSE_NS = 10_000
+"""Work that starts this soon after other work has ended, and after nothing else, waited for it."""
+
+
+QUEUED_NS = 2_000
+"""Where no call was recorded, work that starts this soon after the work before it was queued."""
+
+
+NO_OP = -1
+
+
+@dataclass(frozen=True)
+class Work:
+    """Device work of all ranks in the order of its start, one row a record.
+
+    `rank` is an index; `called` the time of the launch, `UNKNOWN` where nothing tells it; `before`
+    and `other` the rows it waits for on its own stream, `chain`, and elsewhere; `group` its
+    collective.
+    """
+
+    rank: Ints
+    start: Ints
+    end: Ints
+    part: Ints
+    step: Ints
+    called: Ints
+    before: Ints
+    other: Ints
+    group: Ints
+    arrived: Ints
+    chain: Ints
+
+
+def work_of(job: Job) -> Work:
+    """The activities of all ranks with what each waits for."""
+    columns = [_rank_work(job, number) for number in range(len(job.ranks))]
+    names = ("start", "rank", "end", "part", "step", "called", "stream", "group", "arrived")
+    joined = {
+        name: np.concatenate([column[name] for column in columns] or [np.empty(0, np.int64)])
+        for name in names
+    }
+    order = np.lexsort([joined["end"], joined["start"]])
+    table = {name: values[order] for name, values in joined.items()}
+    before = _before(table["rank"], table["stream"])
+    other = _followed(table, before)
+    chain = _numbered(table["rank"], table.pop("stream"))
+    table["called"] = _asked_for(table, before, other, _closest(job)[table["rank"]])
+    return Work(**table, before=before, other=other, chain=chain)
+
+
+def _closest(job: Job) -> Ints:
+    """For every rank, after what pause work must have been asked for, ns."""
+    called = [len(r.timeline["api"]) > 0 or not r.on_gpu for r, _ in job.ranks]
+    return np.where(called, CLOSE_NS, QUEUED_NS).astype(np.int64)
+
+
+def _asked_for(table: Mapping[str, Ints], before: Ints, other: Ints, closest: Ints) -> Ints:
+    """When each was launched; work that comes after a pause and has no launch, when it began."""
+    low = np.iinfo(np.int64).min
+    ended = np.append(table["end"], low)
+    last = np.maximum(ended[before], ended[other])
+    paused = (last > low) & (table["start"] - np.maximum(last, low + CLOSE_NS) > closest)
+    return np.where(~known(table["called"]) & paused, table["start"], table["called"])
+
+
+def _numbered(rank: Ints, stream: Ints) -> Ints:
+    """A number for every stream of every rank, from 0 on."""
+    if not len(rank):
+        return rank
+    order = np.lexsort([stream, rank])
+    new = (np.diff(stream[order], prepend=stream[order[0]]) != 0) | (
+        np.diff(rank[order], prepend=rank[order[0]]) != 0
+    )
+    found = np.empty(len(rank), np.int64)
+    found[order] = np.cumsum(new)
+    return found
+
+
+def _rank_work(job: Job, number: int) -> dict[str, Ints]:
+    recording, partition = job.ranks[number]
+    activity, gpu, api = partition.activity, recording.timeline["gpu"], recording.timeline["api"]
+    row = activity.gpu_row
+    launched = np.append(recording.links.of_api(api["start"]), UNKNOWN)
+    keys = gpu["device"].astype(np.int64) * (1 << 32) + gpu["stream"]
+    alone = -2 - np.arange(len(row))
+    return {
+        "rank": np.full(len(row), number, np.int64),
+        "start": activity.start,
+        "end": activity.end,
+        "part": activity.part,
+        "step": activity.step,
+        "called": launched[row],
+        "stream": np.where(row >= 0, np.append(keys, -1)[row], alone),
+        "group": _groups(job, number),
+        "arrived": activity.arrived,
+    }
+
+
+def _groups(job: Job, number: int) -> Ints:
+    """The collective of every activity of a rank, by its place in the job's list."""
+    _, partition = job.ranks[number]
+    activity, rank = partition.activity, partition.rank.number
+    by_gpu: dict[int, int] = {}
+    by_row: dict[int, int] = {}
+    for place, one in enumerate(job.collectives):
+        for part in one.parts if one.complete else ():
+            if part.rank == rank:
+                target, key = (by_gpu, part.gpu_row) if part.gpu_row >= 0 else (by_row, part.row)
+                target[key] = place
+    found = np.full(len(activity), -1, np.int64)
+    for row in np.flatnonzero(known(activity.arrived)).tolist():
+        gpu = int(activity.gpu_row[row])
+        key, table = (gpu, by_gpu) if gpu >= 0 else (int(activity.collective_row[row]), by_row)
+        found[row] = table.get(key, -1)
+    return found
+
+
+def _before(rank: Ints, stream: Ints) -> Ints:
+    """The row before each on its stream, in the order of the rows."""
+    order = np.lexsort([np.arange(len(rank)), stream, rank])
+    found = np.full(len(rank), NO_OP, np.int64)
+    same = (rank[order][1:] == rank[order][:-1]) & (stream[order][1:] == stream[order][:-1])
+    found[order[1:][same]] = order[:-1][same]
+    return found
+
+
+def _followed(table: Mapping[str, Ints], before: Ints) -> Ints:
+    """The work that each waited for although it is on another stream, `NO_OP` for none."""
+    start, end, rank = table["start"], table["end"], table["rank"]
+    found = np.full(len(start), NO_OP, np.int64)
+    for number in np.unique(rank).tolist():
+        rows = np.flatnonzero(rank == number)
+        by_end = rows[np.argsort(end[rows], kind="stable")]
+        place = np.searchsorted(end[by_end], start[rows], "right") - 1
+        last = np.where(place >= 0, by_end[np.maximum(place, 0)], NO_OP)
+        ended = np.where(last >= 0, end[last], np.iinfo(np.int64).min)
+        own = np.where(before[rows] >= 0, end[before[rows]], np.iinfo(np.int64).min)
+        waited = np.maximum(own, table["called"][rows])
+        close = (start[rows] - ended <= CLOSE_NS) & (ended > waited) & (last < rows)
+        found[rows[close]] = last[close]
+    return found
