@@ -8,6 +8,7 @@ from typing import Any
 
 from rca_llm.hints import (
     access,
+    clients,
     clocks,
     communication,
     copies,
@@ -15,6 +16,7 @@ from rca_llm.hints import (
     efficiency,
     gates,
     host,
+    interference,
     launch,
     memory,
     products,
@@ -32,6 +34,8 @@ __all__ = ["FAMILIES", "RULES", "explain", "put"]
 FAMILIES: tuple[ModuleType, ...] = (
     gates,
     queueing,
+    interference,
+    clients,
     host,
     drains,
     launch,

@@ -1,107 +1,25 @@
-"""Causes before and between a request's steps: clients, queues, other requests, lost KV blocks."""
+"""Causes that keep requests from being served: queues, lost KV blocks, grammars, drafts."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from rca_llm import intervals
 from rca_llm.attribute.job import Member
-from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import CODE
 from rca_llm.attribute.requests import Life
 from rca_llm.hints import records
 from rca_llm.hints.admitting import saved_without_queue
 from rca_llm.hints.case import Case, Spans, over
 from rca_llm.hints.model import Charge, Confidence, Hint, Stage, rule
-from rca_llm.hints.wording import name, percent, plural, summed, time
+from rca_llm.hints.wording import name, plural, time
 from rca_llm.summary.stats import percentile
-from rca_llm.table import Ints, known
 
 QUEUE = CODE["scheduling.queue"]
-INTERFERENCE = CODE["scheduling.prefill_interference"]
-
-
-@rule(
-    "R14",
-    "CLIENT-GATE",
-    "scheduling",
-    Stage.CLIENT,
-    disproof="requests that reach the server as soon as the client submits them",
-)
-def client_gate(case: Case) -> Hint | None:
-    """The load generator holds requests back before the server sees them.
-
-    Symptom: the time from submission to arrival is at least `client_share` of the client's time to
-    first token, and the server's own does not grow with it. Ratio of sums over all requests.
-    Source: thread C07. Disproof: arrivals that follow submissions at once.
-    """
-    limits = case.limits("R14")
-    held = [life for life in case.lives if _client_wait(life) is not None and _ttft(life)]
-    waits = [_client_wait(life) or 0 for life in held]
-    ttfts = [_ttft(life) or 0 for life in held]
-    before, server = sum(waits), sum(ttfts)
-    if not before or before < limits["client_share"] * (before + server):
-        return None
-    if _growth(waits, ttfts) > limits["ttft_growth"]:
-        return None
-    share, at_once = before / (before + server), _in_flight(case.lives)
-    charge = Charge(
-        before,
-        before + server,
-        tuple(life.request.id for life, wait in zip(held, waits, strict=True) if wait),
-        min(life.request.client_submit or 0 for life in held),
-        max(life.request.arrival or 0 for life in held),
-        plural(len(held), "request"),
-    )
-    return Hint(
-        f"The client held requests back: {percent(share)} of its time to first token passed before"
-        f" they arrived; the server never had more than {at_once} at once and took"
-        f" {time(server / len(held))}",
-        "high",
-        charge,
-        {
-            "client_share": round(share, 6),
-            "mean_client_ns": before // len(held),
-            "mean_ttft_ns": server // len(held),
-            "most_in_flight": at_once,
-            "requests_judged": len(held),
-        },
-    )
-
-
-def _client_wait(life: Life) -> int | None:
-    request = life.request
-    if request.client_submit is None or request.arrival is None:
-        return None
-    return max(request.arrival - request.client_submit, 0)
-
-
-def _ttft(life: Life) -> int | None:
-    request = life.request
-    if request.first_token is None or request.arrival is None:
-        return None
-    return max(request.first_token - request.arrival, 0)
-
-
-def _growth(waits: Sequence[int], ttfts: Sequence[int]) -> float:
-    """The median TTFT of requests held back longer than most, over that of the others."""
-    middle = percentile(sorted(waits), 50) or 0
-    long = sorted(t for wait, t in zip(waits, ttfts, strict=True) if wait > middle)
-    short = sorted(t for wait, t in zip(waits, ttfts, strict=True) if wait <= middle)
-    late, early = percentile(long, 50), percentile(short, 50)
-    return late / early if late and early else 1.0
-
-
-def _in_flight(lives: Sequence[Life]) -> int:
-    """The most requests that were between arrival and finish at one time."""
-    edges = [(life.request.arrival or 0, 1) for life in lives]
-    edges += [(life.request.finished, -1) for life in lives if life.request.finished is not None]
-    return int(np.cumsum([change for _, change in sorted(edges)]).max(initial=0))
 
 
 @rule(
@@ -121,9 +39,11 @@ def queue_dominated(case: Case) -> Hint | None:
     durations of the steps at hand; where they do not tell, it is the whole wait, which is the most.
     """
     limits = case.limits("R01")
-    judged = [life for life in case.lives if _ttft(life)]
+    judged = [life for life in case.lives if records.ttft(life)]
     waited = [
-        life for life in judged if _queued(life) >= limits["queue_share"] * (_ttft(life) or 0)
+        life
+        for life in judged
+        if _queued(life) >= limits["queue_share"] * (records.ttft(life) or 0)
     ]
     if not waited or len(waited) < limits["request_share"] * len(judged):
         return None
@@ -131,7 +51,7 @@ def queue_dominated(case: Case) -> Hint | None:
     gap = _gap_share(case, spans)
     if gap is not None and gap >= limits["step_gap"]:
         return None
-    queued, ttft = sum(map(_queued, waited)), sum(_ttft(life) or 0 for life in waited)
+    queued, ttft = sum(map(_queued, waited)), sum(records.ttft(life) or 0 for life in waited)
     charge = replace(
         over([(life, _queued(life), *_ends(spans)) for life in waited]),
         total=ttft,
@@ -187,180 +107,6 @@ def _gap_share(case: Case, spans: Spans) -> float | None:
 def _step_spans(member: Member) -> Spans:
     recording, partition = member
     return recording.steps.start[partition.steps], partition.step_end[partition.steps]
-
-
-@dataclass(frozen=True)
-class _Stall:
-    """A request that decodes, held up by steps that only prefill for others."""
-
-    life: Life
-    ns: int
-    steps: Ints
-    start: int
-    end: int
-    longest: int
-
-
-@rule(
-    "R02",
-    "PREFILL-DECODE-IMBALANCE",
-    "scheduling",
-    Stage.QUEUE,
-    disproof="decode steps, or steps that prefill and decode, between the prefill steps named",
-)
-def prefill_before_decode(case: Case) -> Hint | None:
-    """A request that could decode waits while steps prefill for others.
-
-    Symptom: `steps` prefill-only steps in a row while a decode is runnable; or an inter-token time
-    over `itl_ratio` times the median, `covered` of it under other requests' prefill; or more than
-    `token_share` of the tokens of mixed steps being prefill for `long_ns`, at a cost of
-    `lost_share` of the latency. Source: proposal; threads C02, C03, C05, C06. Disproof: decode
-    steps in between.
-    """
-    limits = case.limits("R02")
-    stalls = [stall for life in case.lives for stall in _stalls(case, life, limits["steps"])]
-    if not stalls:
-        return _mixed_steps(case)
-    worst = max(stalls, key=lambda stall: stall.ns)
-    rows = np.unique(np.concatenate([stall.steps for stall in stalls]))
-    recording = case.recording_of(worst.life)
-    owner, tokens, chunks = _owner(recording, worst.steps, worst.life.request.id)
-    others = len({stall.life.request.id for stall in stalls}) - 1
-    charge = over([(s.life, s.ns, s.start, s.end) for s in _by_request(stalls)])
-    more = f", and {plural(others, 'other request')} behind prefill too" if others else ""
-    return Hint(
-        f"Request {name(worst.life.request.id)} stalled {time(worst.ns)} behind the prefill of"
-        f" request {name(owner)} ({plural(tokens, 'token')} in {plural(chunks, 'chunk')}){more}",
-        "high",
-        charge,
-        {
-            "stalled_request": worst.life.request.id,
-            "stalled_ns": worst.ns,
-            "prefill_request": owner,
-            "prefill_tokens": tokens,
-            "chunks": chunks,
-            "prefill_only_steps": len(rows),
-            "longest_itl_ns": worst.longest,
-            "median_itl_ns": _median_gap(worst.life),
-        },
-    )
-
-
-def _stalls(case: Case, life: Life, fewest: float) -> Iterator[_Stall]:
-    """The waits of a request after its first token that are long in steps or in time."""
-    request, limits = life.request, case.limits("R02")
-    recording = case.recording_of(life)
-    if request.first_token is None or recording is None:
-        return
-    steps, pieces = recording.steps, life.pieces
-    foreign = (pieces.label == INTERFERENCE) & (life.step >= 0)
-    if not foreign.any():
-        return
-    only = (steps.prefill_tokens > 0) & (steps.decode_tokens == 0)
-    rows = np.flatnonzero(foreign & np.append(only, False)[life.step])
-    rows = rows[pieces.start[rows] >= request.first_token]
-    median = _median_gap(life)
-    for run in _in_a_row(life.step[rows]):
-        mine = rows[run]
-        begin, end = int(pieces.start[mine[0]]), int(pieces.end[mine[-1]])
-        ns, gap = int((pieces.end - pieces.start)[mine].sum()), _gap_around(life, begin)
-        count = len(np.unique(life.step[mine]))
-        slow = gap is not None and median is not None and gap > limits["itl_ratio"] * median
-        if count >= fewest or (slow and gap and ns >= limits["covered"] * gap):
-            yield _Stall(life, ns, np.unique(life.step[mine]), begin, end, gap or ns)
-
-
-def _in_a_row(steps: Ints) -> list[Ints]:
-    """Places of pieces in runs of consecutive steps."""
-    if not len(steps):
-        return []
-    cuts = np.flatnonzero(np.diff(steps) > 1) + 1
-    return np.split(np.arange(len(steps)), cuts)
-
-
-def _gap_around(life: Life, at: int) -> int | None:
-    """The time between the tokens before and after an instant."""
-    times = np.array(life.request.tokens, np.int64)
-    place = int(np.searchsorted(times, at, "right"))
-    return int(times[place] - times[place - 1]) if 0 < place < len(times) else None
-
-
-def _median_gap(life: Life) -> int | None:
-    return percentile(sorted(np.diff(np.array(life.request.tokens, np.int64)).tolist()), 50)
-
-
-def _by_request(stalls: Sequence[_Stall]) -> list[_Stall]:
-    """One stall a request, times added."""
-    found: dict[str, _Stall] = {}
-    for stall in stalls:
-        id = stall.life.request.id
-        first = found.get(id)
-        if first is None:
-            found[id] = stall
-        else:
-            found[id] = replace(first, ns=first.ns + stall.ns, end=max(first.end, stall.end))
-    return list(found.values())
-
-
-def _owner(recording: Recording | None, rows: Ints, id: str) -> tuple[str, int, int]:
-    """Whose prefill fills some steps: the request with most tokens, its tokens and its steps."""
-    tokens: Counter[str] = Counter()
-    steps: Counter[str] = Counter()
-    if recording is None:
-        return "?", 0, len(rows)
-    batch, strings = recording.steps.batch, recording.timeline.strings
-    mine = np.flatnonzero(np.isin(batch["step"], rows))
-    for row in mine.tolist():
-        who = strings[int(batch["request"][row])]
-        if who != id:
-            count = batch["tokens"][row]
-            tokens[who] += int(count) if known(count) else 0
-            steps[who] += 1
-    if not steps:
-        return "?", 0, len(rows)
-    owner = max(steps, key=lambda who: (tokens[who], steps[who]))
-    return owner, tokens[owner], steps[owner]
-
-
-def _mixed_steps(case: Case) -> Hint | None:
-    """Decodes slowed by prefill in the same steps for longer than `long_ns`."""
-    limits = case.limits("R02")
-    best: tuple[int, Member] | None = None
-    for member in case.job.ranks:
-        ns = _mixed_ns(member, limits["token_share"])
-        if ns > limits["long_ns"] and (best is None or ns > best[0]):
-            best = ns, member
-    if best is None:
-        return None
-    slowed = [(life, _excess(life)) for life in case.lives]
-    slowed = [(life, ns) for life, ns in slowed if ns]
-    if not slowed:
-        return None
-    charge = over([(life, ns, None, None) for life, ns in slowed])
-    lost = sum(ns for _, ns in slowed)
-    if (charge.share or 0) < limits["lost_share"]:
-        return None
-    return Hint(
-        f"Decodes share their steps with prefill for {time(best[0])} and lose"
-        f" {summed(lost, len(slowed))}",
-        "medium",
-        charge,
-        {"mixed_ns": best[0], "lost_ns": lost, "requests_slowed": len(slowed)},
-    )
-
-
-def _mixed_ns(member: Member, least: float) -> int:
-    """How long steps with decodes last whose tokens are mostly prefill, ns."""
-    recording, partition = member
-    steps, rows = recording.steps, partition.steps
-    prefill, decode = steps.prefill_tokens[rows], steps.decode_tokens[rows]
-    mostly = (decode > 0) & (prefill > least * (prefill + decode))
-    return int((partition.step_end[rows] - steps.start[rows])[mostly].sum())
-
-
-def _excess(life: Life) -> int:
-    sat_out = int(life.totals[INTERFERENCE])
-    return max(sum(one.ns for one in life.interference) - sat_out, 0)
 
 
 @rule(
@@ -496,7 +242,9 @@ def latency_objective(case: Case) -> Hint | None:
     """
     limits = case.limits("R33")
     timed = sorted(
-        (life.request.arrival or 0, _ttft(life) or 0) for life in case.lives if _ttft(life)
+        (life.request.arrival or 0, records.ttft(life) or 0)
+        for life in case.lives
+        if records.ttft(life)
     )
     if not timed:
         return None
@@ -550,66 +298,3 @@ def _slow_against_fast(case: Case) -> tuple[str, int] | None:
     excess = {part: ns - fast.get(part, 0) for part, ns in slow.items()}
     worst = max(excess, key=lambda part: excess[part], default=None)
     return (worst, excess[worst]) if worst is not None and excess[worst] > 0 else None
-
-
-_WRITES = re.compile(r"send|writ|flush|drain|stream", re.I)
-
-
-@rule(
-    "R30",
-    "FRONTEND-NETWORK",
-    "scheduling",
-    Stage.HOST,
-    disproof="a front end that is idle while requests or tokens wait in it",
-)
-def busy_front_end(case: Case) -> Hint | None:
-    """The front end holds requests or tokens because its thread is busy.
-
-    Symptom: network spans of requests take `share` of their latency and the thread is on the CPU
-    for `on_cpu` of them. Source: proposal; threads C09, C11. Disproof: an idle front end.
-    """
-    limits = case.limits("R30")
-    found = records.network_spans(case)
-    charge = records.own_spans_charge(case, found)
-    on_cpu = records.state_share(case, found, "running")
-    if not charge.total or charge.ns < limits["share"] * charge.total:
-        return None
-    if on_cpu is None or on_cpu < limits["on_cpu"]:
-        return None
-    return Hint(
-        f"The front end holds requests for {time(charge.ns / max(len(charge.requests), 1))} each;"
-        f" its thread is on the CPU {percent(on_cpu)} of that time",
-        "medium",
-        charge,
-        {"network_ns": charge.ns, "on_cpu_share": on_cpu, "spans": len(found)},
-    )
-
-
-@rule(
-    "R50",
-    "SLOW-CLIENT",
-    "io",
-    Stage.HOST,
-    disproof="socket writes that return at once",
-)
-def slow_client(case: Case) -> Hint | None:
-    """Socket writes block because the client reads slowly.
-
-    Symptom: writes take `share` of the time after the first token, and their thread is not on the
-    CPU meanwhile. Source: proposal. Disproof: writes that return at once.
-    """
-    limits = case.limits("R50")
-    found = [one for one in records.network_spans(case) if _WRITES.search(one.name)]
-    charge = records.own_spans_charge(case, found, after_first=True)
-    on_cpu = records.state_share(case, found, "running")
-    if not charge.total or charge.ns < limits["share"] * charge.total:
-        return None
-    if on_cpu is not None and on_cpu > limits["on_cpu"]:
-        return None
-    return Hint(
-        f"Socket writes block for {charge.told}: the client of"
-        f" {plural(len(charge.requests), 'request')} reads slowly",
-        "medium" if on_cpu is None else "high",
-        charge,
-        {"write_ns": charge.ns, "writes": len(found), "on_cpu_share": on_cpu},
-    )

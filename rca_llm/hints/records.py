@@ -338,3 +338,11 @@ def idle_between(member: Member, windows: Spans) -> Spans:
     start, end = busy[1][:-1], busy[0][1:]
     inside = intervals.touching(start, end, windows)
     return start[inside], end[inside]
+
+
+def ttft(life: Life) -> int | None:
+    """The time from a request's arrival to its first token, ns; None where either is unknown."""
+    request = life.request
+    if request.first_token is None or request.arrival is None:
+        return None
+    return max(request.first_token - request.arrival, 0)
