@@ -13,9 +13,10 @@ from rca_llm import hints
 from rca_llm.attribute import clocks
 from rca_llm.attribute import job as jobs
 from rca_llm.attribute.job import Job
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.lives import lives_in
 from rca_llm.attribute.partition import Recording
-from rca_llm.attribute.requests import Life, Request
+from rca_llm.attribute.requests import Request
 from rca_llm.hints.thresholds import Thresholds
 from rca_llm.quality import repair
 from rca_llm.summary import contribution as contributions

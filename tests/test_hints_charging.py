@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rca_llm import intervals
 from rca_llm.attribute import job as jobs
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.lives import lives_in
-from rca_llm.attribute.requests import Life
 from rca_llm.hints.charging import Population
 from rca_llm.intervals import Pieces
 from rca_llm.trace import Timeline

@@ -6,7 +6,8 @@ import pytest
 
 from rca_llm import hints
 from rca_llm.attribute import job as jobs
-from rca_llm.attribute import requests as lives_of
+from rca_llm.attribute.life import life as life_of
+from rca_llm.attribute.requests import requests_of
 from rca_llm.attribute.view import engine_view
 from rca_llm.hints.thresholds import load
 from rca_llm.whatif import Model
@@ -208,8 +209,8 @@ def test_windows_can_be_shorter_by_configuration() -> None:
     view = engine_view(job.ranks, 0, job.collectives)
     lives = [
         life
-        for request in lives_of.requests_of(timeline)
-        if (life := lives_of.life(request, *job.ranks[0], view)) is not None
+        for request in requests_of(timeline)
+        if (life := life_of(request, *job.ranks[0], view)) is not None
     ]
     limits = {id: dict(rows) for id, rows in load().items()}
     limits["R33"]["windows"] = 3

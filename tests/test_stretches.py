@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from rca_llm import intervals
 from rca_llm.attribute import job as jobs
-from rca_llm.attribute import requests as lives_of
+from rca_llm.attribute import life as lives
 from rca_llm.attribute import touched
+from rca_llm.attribute.life import INTERFERENCE, PREEMPT, QUEUE, RECOMPUTE, Life
+from rca_llm.attribute.life import _own_spans as own_spans
 from rca_llm.attribute.partition import RankPartition, Recording, Segments
 from rca_llm.attribute.parts import NO_PART
-from rca_llm.attribute.requests import INTERFERENCE, PREEMPT, QUEUE, RECOMPUTE, Life, Request
-from rca_llm.attribute.requests import _own_spans as own_spans
+from rca_llm.attribute.requests import Request, requests_of
 from rca_llm.attribute.stretches import NEVER, OTHER
 from rca_llm.intervals import Pieces
 from rca_llm.table import Ints
@@ -73,13 +74,13 @@ class Plain:
     ) -> None:
         self.request, self.recording, self.view = request, recording, view
         self.steps = recording.steps
-        self.member, self.again = lives_of._membership(recording, request)
+        self.member, self.again = lives._membership(recording, request)
         self.arrival = request.arrival or 0
         finished = request.finished if request.finished is not None else partition.rank.end
         self.end = max(finished, self.arrival)
-        admitted = lives_of._admitted(request, self.steps.start, self.member)
+        admitted = lives._admitted(request, self.steps.start, self.member)
         self.begin = min(max(admitted, self.arrival), self.end)
-        cuts = {*view.start.tolist(), *view.end.tolist(), *lives_of._turns(request).tolist()}
+        cuts = {*view.start.tolist(), *view.end.tolist(), *lives._turns(request).tolist()}
         self.cuts = sorted({self.begin, *(t for t in cuts if self.begin < t < self.end)})
         span, processes = (self.begin, self.end), partition.rank.processes
         nothing = intervals.EMPTY
@@ -167,8 +168,8 @@ def test_stretches_tell_what_every_instant_tells(timeline: Timeline, lost: set[i
         # A view of several ranks may have holes.
         kept = [row for row in range(len(whole)) if row not in lost or row in (0, len(whole) - 1)]
         for view in (whole, whole.take(np.array(kept, np.int64))):
-            for request in lives_of.requests_of(timeline):
-                life = lives_of.life(request, recording, partition, view)
+            for request in requests_of(timeline):
+                life = lives.life(request, recording, partition, view)
                 if life is None:
                     assert request.arrival is None
                     continue
@@ -178,7 +179,7 @@ def test_stretches_tell_what_every_instant_tells(timeline: Timeline, lost: set[i
 
 
 def _shared_ns(rows: list[Row], recording: Recording, request: Request) -> int:
-    member, _ = lives_of._membership(recording, request)
+    member, _ = lives._membership(recording, request)
     return sum(
         end - start
         for start, end, part, step in rows
@@ -199,8 +200,8 @@ def test_a_segment_in_which_a_request_is_resumed_counts_as_waiting_whole() -> No
     builder.row("marks", request="A", name="preempted", t=5, process=1)
     timeline = builder.build()
     recording, partition = jobs.attribute([timeline]).ranks[0]
-    (request,) = lives_of.requests_of(timeline)
-    life = lives_of.life(request, recording, partition, partition.segments)
+    (request,) = requests_of(timeline)
+    life = lives.life(request, recording, partition, partition.segments)
     assert life is not None
     assert (5, 40, PREEMPT, 0) in _rows(life)
     assert _rows(life) == Plain(request, recording, partition, partition.segments).rows()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rca_llm.attribute import requests as lives_of
 from rca_llm.attribute.job import Job
-from rca_llm.attribute.requests import Life, Request
+from rca_llm.attribute.life import Life, life
+from rca_llm.attribute.requests import Request, requests_of
 from rca_llm.attribute.view import engine_view
 
 
@@ -16,16 +16,16 @@ def lives_in(job: Job) -> tuple[list[Request], list[Life]]:
     for number, (recording, partition) in enumerate(job.ranks):
         fresh = [
             request
-            for request in lives_of.requests_of(recording.timeline)
+            for request in requests_of(recording.timeline)
             if (recording.timeline.header.job, request.id) not in seen
         ]
         if not fresh:
             continue
         seen.update((recording.timeline.header.job, request.id) for request in fresh)
         view = engine_view(job.ranks, number, job.collectives)
-        found = [lives_of.life(request, recording, partition, view) for request in fresh]
+        found = [life(request, recording, partition, view) for request in fresh]
         requests += fresh
-        lives += [life for life in found if life is not None]
+        lives += [one for one in found if one is not None]
     requests.sort(key=lambda request: request.arrival or 0)
-    lives.sort(key=lambda life: life.request.arrival or 0)
+    lives.sort(key=lambda one: one.request.arrival or 0)
     return requests, lives

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rca_llm.attribute.job import Member
-from rca_llm.attribute.requests import Life
+from rca_llm.attribute.life import Life
 from rca_llm.hints.case import Case
 from rca_llm.table import Array, Ints
 from rca_llm.whatif.arrivals import admission

@@ -13,10 +13,10 @@ import numpy as np
 from rca_llm import intervals
 from rca_llm.attribute.codes import GRAPH_LAUNCH, JIT, LAUNCH
 from rca_llm.attribute.job import Job, Member
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import CODE, PARTS, codes
-from rca_llm.attribute.requests import Life
 from rca_llm.hints.charging import Population
 from rca_llm.hints.model import Charge
 from rca_llm.hints.thresholds import Thresholds

@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 
 from rca_llm import intervals
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.links import among
 from rca_llm.attribute.parts import NO_PART
-from rca_llm.attribute.requests import Life
 from rca_llm.attribute.stretches import Shared
 from rca_llm.intervals import Measure, Pieces
 from rca_llm.table import Ints

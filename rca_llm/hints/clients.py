@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rca_llm.attribute.requests import Life
+from rca_llm.attribute.life import Life
 from rca_llm.hints import records
 from rca_llm.hints.case import Case
 from rca_llm.hints.model import Charge, Hint, Stage, rule

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rca_llm.attribute.job import Member
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import CODE
-from rca_llm.attribute.requests import Life
 from rca_llm.hints.case import Case, over
 from rca_llm.hints.model import Hint, Stage, rule
 from rca_llm.hints.wording import name, plural, summed, time

@@ -10,8 +10,8 @@ import numpy as np
 
 from rca_llm import intervals
 from rca_llm.attribute.job import Member
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.parts import CODE
-from rca_llm.attribute.requests import Life
 from rca_llm.hints import records
 from rca_llm.hints.admitting import saved_without_queue
 from rca_llm.hints.case import Case, Spans, over

@@ -12,9 +12,9 @@ import numpy as np
 from rca_llm import intervals
 from rca_llm.attribute.device import busy_rows
 from rca_llm.attribute.job import Member
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
-from rca_llm.attribute.requests import Life
 from rca_llm.hints.case import Case, Spans, over, rank_rows, used
 from rca_llm.hints.model import Charge
 from rca_llm.hints.wording import name

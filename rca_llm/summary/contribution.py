@@ -15,10 +15,11 @@ import numpy as np
 from rca_llm.attribute import collectives as comm
 from rca_llm.attribute.collectives import Collective
 from rca_llm.attribute.job import Member
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import PARTS, named, shares
 from rca_llm.attribute.ranks import Rank
-from rca_llm.attribute.requests import Life, Request
+from rca_llm.attribute.requests import Request
 from rca_llm.summary import device, findings, groups, host, idle, load, ranges, windows
 from rca_llm.summary import requests as request_rows
 from rca_llm.table import Ints

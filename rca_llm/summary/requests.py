@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from rca_llm.attribute.exchange import Exchange
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.parts import CLASSES, PARTS, named, shares
-from rca_llm.attribute.requests import Life, Request
+from rca_llm.attribute.requests import Request
 from rca_llm.summary.stats import distribution, mean, percentile, variation
 from rca_llm.table import Ints
 

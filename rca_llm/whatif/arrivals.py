@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.links import among
 from rca_llm.attribute.parts import CODE
-from rca_llm.attribute.requests import Life
 from rca_llm.table import Array, Ints, Mask
 
 Clock = Callable[[Array], Array]

@@ -22,8 +22,8 @@ import numpy as np
 from rca_llm import intervals
 from rca_llm.attribute import host
 from rca_llm.attribute.job import Job, Member
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.parts import CODE, NO_PART
-from rca_llm.attribute.requests import Life
 from rca_llm.intervals import Pieces
 from rca_llm.table import Ints, known
 from rca_llm.whatif import waits as waiting

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rca_llm.attribute import job as jobs
 from rca_llm.attribute.job import Job
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.lives import lives_in
-from rca_llm.attribute.requests import Life
 from rca_llm.whatif.arrivals import Turns
 from rca_llm.whatif.graph import Graph, graph
 from rca_llm.whatif.requests import Requests, by_rank

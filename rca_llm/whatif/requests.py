@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rca_llm.attribute.job import Job
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.parts import CODE
-from rca_llm.attribute.requests import Life
 from rca_llm.intervals import Pieces
 from rca_llm.summary.requests import latency
 from rca_llm.table import UNKNOWN, Array, Ints, Mask, known

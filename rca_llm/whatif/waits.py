@@ -10,9 +10,9 @@ import numpy as np
 from rca_llm.attribute import host
 from rca_llm.attribute.codes import COPY_SYNC, SYNC
 from rca_llm.attribute.job import Job, Member
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.links import among
 from rca_llm.attribute.parts import CODE
-from rca_llm.attribute.requests import Life
 from rca_llm.intervals import Pieces
 from rca_llm.table import Ints
 from rca_llm.whatif.arrivals import admission
