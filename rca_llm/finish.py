@@ -18,8 +18,7 @@ from pathlib import Path
 
 from rca_llm.errors import UnreadableInput
 from rca_llm.probes import format as layout
-from rca_llm.probes.recorder import process_start
-from rca_llm.run import Run
+from rca_llm.run import Run, lives, writer_of
 
 LAST_WORKERS_S = 1.0
 LONG_BYTES = 50_000_000
@@ -33,7 +32,7 @@ def finish(run: Run, seen: Mapping[int, int]) -> None:
     segments are gone keeps the tables that it has.
     """
     segments = run.segment_files()
-    writers = set(seen.items()) | {_writer(path) for path in segments}
+    writers = set(seen.items()) | {writer_of(path) for path in segments}
     if not segments or not _ended(writers):
         return
     from rca_llm import saved
@@ -49,7 +48,7 @@ def finish(run: Run, seen: Mapping[int, int]) -> None:
         with _draft(run.tables) as draft:
             saved.save(timeline, draft, step)
     for path in run.segment_files():
-        pid, start = _writer(path)
+        pid, start = writer_of(path)
         if pid == os.getpid() or seen.get(pid) == start:
             trim(path)
 
@@ -74,12 +73,6 @@ def _remove(*folders: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _writer(path: Path) -> tuple[int, int]:
-    """The process that writes a segment: pid and start time."""
-    pid, start = path.name.split("-")[:2]
-    return int(pid), int(start)
-
-
 def _ended(writers: set[tuple[int, int]]) -> bool:
     """Whether all processes end within a moment: workers often outlive their server by a little."""
     deadline = time.monotonic() + LAST_WORKERS_S
@@ -91,13 +84,8 @@ def _ended(writers: set[tuple[int, int]]) -> bool:
 
 
 def _is_alive(pid: int, start: int) -> bool:
-    """Whether a process other than this one lives; one that only waits to be reaped does not."""
-    if pid == os.getpid() or process_start(pid) != start or start == 0:
-        return False
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    except (OSError, IndexError):
-        return False
+    """Whether a process other than this one lives."""
+    return pid != os.getpid() and lives(pid, start)
 
 
 def trim(path: Path) -> None:

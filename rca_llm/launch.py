@@ -84,7 +84,7 @@ def _is_nested(env: Mapping[str, str]) -> bool:
     outer = env.get("RCA_LLM_RUN")
     if not outer or not (Path(outer) / layout.CONTROL_NAME).exists():
         return False
-    if Run(Path(outer)).manifest().get("state") == "finished":
+    if Run(Path(outer)).manifest().get("state") == runs.FINISHED:
         return False
     say(f"already inside a trace: this command is recorded in {outer}")
     return True
@@ -226,10 +226,11 @@ def _manifest(
         del settings[name]
     return {
         "version": __version__,
-        "state": "running",
+        "state": runs.RUNNING,
         "command": redact.command(command),
         "pid": pid,
         "launcher_pid": os.getpid(),
+        "launcher_start": recorder.process_start(),
         "host": os.uname().nodename,
         "kernel": os.uname().release,
         "began_ns": began[0],
@@ -243,7 +244,7 @@ def _end(manifest: dict[str, Any], status: int) -> dict[str, Any]:
     """What the manifest says once the command has ended, which is now."""
     ended = recorder.anchor()
     return {
-        "state": "finished",
+        "state": runs.FINISHED,
         "ended_ns": ended[0],
         "ended_utc_ns": ended[1],
         "status": status,

@@ -14,17 +14,20 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from rca_llm.errors import RcaError
 from rca_llm.probes import format as layout
+from rca_llm.probes.recorder import process_start
 
 SCHEMA = "rca-llm/run/1"
 MANIFEST = "manifest.json"
 TABLES = "tables"
+RUNNING, FINISHED = "running", "finished"
+"""The states that a manifest tells; who is killed leaves the first."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,35 @@ def _disk_bytes(path: Path) -> int:
         return path.stat().st_blocks * 512
     except OSError:
         return 0
+
+
+def lives(pid: int, start: int) -> bool:
+    """Whether the process that began at a clock tick lives; not one that waits to be reaped."""
+    if process_start(pid) != start or start == 0:
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except (OSError, IndexError):
+        return False
+
+
+def writer_of(path: Path) -> tuple[int, int]:
+    """The process that writes a segment, by the name of its file: pid and start time; else 0, 0."""
+    pid, _, rest = path.name.partition("-")
+    start = rest.partition("-")[0]
+    return (int(pid), int(start)) if pid.isdecimal() and start.isdecimal() else (0, 0)
+
+
+def launcher_lives(manifest: Mapping[str, Any]) -> bool | None:
+    """Whether the launcher that wrote a manifest still runs; None on another machine than its own.
+
+    Where the manifest does not tell when it began, any process with its number counts as it.
+    """
+    if manifest.get("host") != os.uname().nodename:
+        return None
+    pid = manifest.get("launcher_pid")
+    start = manifest.get("launcher_start", process_start(pid))
+    return isinstance(pid, int) and isinstance(start, int) and lives(pid, start)
 
 
 def is_run(path: Path) -> bool:

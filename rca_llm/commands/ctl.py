@@ -11,7 +11,7 @@ from rca_llm import sampling
 from rca_llm.errors import RcaError
 from rca_llm.probes import format as layout
 from rca_llm.probes.recorder import put
-from rca_llm.run import Run, is_run
+from rca_llm.run import FINISHED, RUNNING, Run, is_run, launcher_lives, lives, writer_of
 
 
 @click.command("ctl")
@@ -35,7 +35,7 @@ def command(run: Path, action: str, name: str | None) -> None:
     found = Run(run)
     if action == "status":
         _show(found)
-    elif found.manifest().get("state") == "finished":
+    elif _state(found) in (FINISHED, _UNFINISHED):
         raise RcaError(f"{run}: this run has ended")
     elif name is not None:
         _mark(found, name)
@@ -53,14 +53,30 @@ def _mark(run: Run, name: str) -> None:
     segment.close()
 
 
-def _show(run: Run) -> None:
+_UNFINISHED = "not finished: its launcher is gone, and nothing records any more"
+
+
+def _state(run: Run) -> str:
+    """What the manifest tells, and of a run that it calls running, what still records."""
     manifest = run.manifest()
-    files = run.segment_files()
     state = manifest.get("state", "unknown")
-    if state == "running":
-        state = "recording" if run.is_open() else "paused"
+    if state != RUNNING:
+        return str(state)
+    if launcher_lives(manifest) is not False:
+        return "recording" if run.is_open() else "paused"
+    writers = {writer_of(path) for path in run.segment_files()}
+    alive = sum(lives(*writer) for writer in writers)
+    if not alive:
+        return _UNFINISHED
+    processes = "1 process" if alive == 1 else f"{alive} processes"
+    paused = "" if run.is_open() else ", paused"
+    return f"not finished: its launcher is gone, {processes} of it not{paused}"
+
+
+def _show(run: Run) -> None:
+    files = run.segment_files()
     pids = {path.name.split("-")[0] for path in files}
-    click.echo(f"state      {state}")
+    click.echo(f"state      {_state(run)}")
     click.echo(f"processes  {len(pids)}")
     click.echo(f"segments   {len(files)}")
     click.echo(f"bytes      {run.size()}")

@@ -6,23 +6,19 @@ that are killed leave behind, are passed over silently: at most the one being wr
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 from rca_llm import __version__, saved
-from rca_llm.errors import RcaError, UnreadableInput
+from rca_llm.errors import UnreadableInput
 from rca_llm.probes import format as layout
-from rca_llm.readers import run_aliases, run_header, run_stacks, run_tables
+from rca_llm.readers import run_aliases, run_header, run_manifest, run_stacks, run_tables
 from rca_llm.readers.files import Source, entries, is_url, source
 from rca_llm.readers.segments import Segment, parse
 from rca_llm.run import TABLES
 from rca_llm.trace import Input, Timeline, Trace
-
-_MANIFEST = "manifest.json"
 
 
 def matches(found: Source) -> bool:
@@ -85,7 +81,9 @@ def read_segments(found: Source) -> Timeline:
     """What the segments of a run hold; `UnreadableInput` where that is nothing."""
     folder = os.path.join(found.path, layout.SEGMENTS_NAME)
     timeline = Timeline(Input(found.path, "run", tool="rca-llm", tool_version=__version__))
-    return assembled(timeline, found.path, list(_segments(timeline, folder)))
+    timeline = assembled(timeline, found.path, list(_segments(timeline, folder)))
+    run_manifest.judge(timeline, run_manifest.content(found.path))
+    return timeline
 
 
 def assembled(timeline: Timeline, path: str, segments: list[Segment]) -> Timeline:
@@ -93,7 +91,7 @@ def assembled(timeline: Timeline, path: str, segments: list[Segment]) -> Timelin
     run_aliases.rename(segments)
     run_tables.fill(timeline, segments)
     run_stacks.add(timeline, path)
-    run_header.describe(timeline, segments, _manifest(path))
+    run_header.describe(timeline, segments, run_manifest.content(path))
     events = sum(len(table) for table in timeline.tables.values())
     if not events:
         raise UnreadableInput(
@@ -105,16 +103,6 @@ def assembled(timeline: Timeline, path: str, segments: list[Segment]) -> Timelin
 
 def _base(path: str) -> str:
     return path.rstrip("/").rsplit("/", 1)[-1]
-
-
-def _manifest(path: str) -> dict[str, Any]:
-    """The manifest; empty where it is missing or damaged."""
-    try:
-        with source(f"{path.rstrip('/')}/{_MANIFEST}").open() as stream:
-            content = json.loads(stream.readall())
-    except (RcaError, OSError, ValueError, RecursionError):
-        return {}  # it only describes the run: the records count
-    return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
 
 
 def _segments(timeline: Timeline, folder: str) -> Iterable[Segment]:
