@@ -29,7 +29,7 @@ Row = tuple[int, int, int, int]
 """Start, end, part and step of a piece of a life."""
 
 times = st.integers(0, 60)
-kinds = st.sampled_from(["tokenize", "detokenize", "host", "http", "work", "gc"])
+kinds = st.sampled_from(["tokenize", "detokenize", "host", "http", "work", "gc", "compute"])
 names = st.sampled_from(["preempted", "resumed", "scheduled", "aborted"])
 
 
@@ -90,8 +90,19 @@ class Plain:
                 touched.instead(recording, request.id, processes, *span) if on_cpu else nothing,
                 None,
             ),
+            (
+                touched.own_computing(recording, request.id, self.arrival, self.end)
+                if on_cpu
+                else nothing,
+                None,
+            ),
             (own_spans(recording, request.id), (QUEUE, OTHER)),
-            (touched.own_threads(recording, request.id, self.arrival, self.end), (OTHER,)),
+            (
+                touched.own_threads(
+                    recording, request.id, self.arrival, self.end, alone=bool(on_cpu)
+                ),
+                (OTHER,),
+            ),
         ]
 
     def rows(self) -> list[Row]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from rca_llm import intervals
+from rca_llm.attribute import computing
 from rca_llm.attribute.codes import CALL_PART, STATE_PART, call_codes, span_parts
+from rca_llm.attribute.computing import Computing
+from rca_llm.attribute.innermost import innermost
 from rca_llm.attribute.links import Links, dense_threads
 from rca_llm.attribute.parts import CODE, NO_PART
 from rca_llm.attribute.ranks import Rank
 from rca_llm.intervals import Pieces
-from rca_llm.table import UNKNOWN, Array, Ints, Mask
+from rca_llm.table import UNKNOWN, Ints, Mask
 from rca_llm.trace import Timeline
 
 _WORKING_DOMAINS = ("cpu_op", "python")
@@ -28,9 +32,8 @@ class HostRecords:
     `thread` is an index into `threads`, pairs (process, thread); `api_thread` and its like hold
     the same for every row of the table. `part` is the part of idle time that a record explains.
     `running` holds thread, start and end of threads seen running, which explain only what nothing
-    else does; `computing` the same of compute spans on an engine that computes on the CPU, and
-    nothing on others. `compute_ns` and `recorded_ns` are each thread's time in compute spans, and
-    in all spans.
+    else does; `computing` is of an engine that computes on the CPU, empty on others. `compute_ns`
+    and `recorded_ns` are each thread's time in compute spans, and in all spans.
     """
 
     threads: list[tuple[int, int]]
@@ -42,9 +45,21 @@ class HostRecords:
     end: Ints
     part: Ints
     running: tuple[Ints, Ints, Ints]
-    computing: tuple[Ints, Ints, Ints]
+    computing: Computing
     compute_ns: Ints
     recorded_ns: Ints
+
+    @cached_property
+    def _by_thread(self) -> tuple[Ints, Ints]:
+        order = np.argsort(self.thread, kind="stable")
+        return order, self.thread[order]
+
+    def rows_of(self, thread: int) -> Ints:
+        """The records of one thread."""
+        order, owner = self._by_thread
+        return order[
+            np.searchsorted(owner, thread, "left") : np.searchsorted(owner, thread, "right")
+        ]
 
 
 def host_records(timeline: Timeline, *, on_gpu: bool) -> HostRecords:
@@ -72,20 +87,21 @@ def host_records(timeline: Timeline, *, on_gpu: bool) -> HostRecords:
     computes = (ranges["kind"] == timeline.strings.code("compute")) & (
         ranges["start"] < ranges["end"]
     )
-    computing = np.where(computes, spent, 0)
+    computed = np.where(computes, spent, 0)
     on_cpu = computes & (range_part == CODE["compute.cpu"])
+    thread, start, end, part = thread[telling], start[telling], end[telling], part[telling]
     return HostRecords(
         threads,
         api_thread,
         range_thread,
         state_thread,
-        thread[telling],
-        start[telling],
-        end[telling],
-        part[telling],
+        thread,
+        start,
+        end,
+        part,
         (state_thread[running], states["start"][running], states["end"][running]),
-        (range_thread[on_cpu], ranges["start"][on_cpu], ranges["end"][on_cpu]),
-        intervals.sum_by(range_thread, computing, len(threads)),
+        computing.find((thread, start, end, part), range_thread, ranges, np.flatnonzero(on_cpu)),
+        intervals.sum_by(range_thread, computed, len(threads)),
         intervals.sum_by(range_thread, spent, len(threads)),
     )
 
@@ -168,13 +184,13 @@ def _explain_thread(
 ) -> Pieces:
     """What one thread did in its gaps, `scheduling.other` where nothing tells.
 
-    On an engine that computes on the CPU, other processes that compute are what devices are
-    elsewhere: they come before what the thread that waits for them does as mere host work.
+    On an engine that computes on the CPU, other threads that compute, of whatever process, are
+    what devices are elsewhere: they come before what the thread does as mere host work.
     """
     own = _recorded(records, gaps, thread)
     plain = own.label == CODE["scheduling.host"]
     telling, rest = own.take(np.flatnonzero(~plain)), own.take(np.flatnonzero(plain))
-    layers = [telling, _computing(records, gaps, thread), rest]
+    layers = [telling, *_computing(records, gaps, thread), rest]
     if engine not in (NO_THREAD, thread):
         layers.append(_recorded(records, gaps, engine))
     layers.append(_running(records, thread))
@@ -185,46 +201,15 @@ def _explain_thread(
 
 
 def _recorded(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:
-    return _innermost(records.start, records.end, records.part, records.thread == thread, gaps)
+    rows = records.rows_of(thread)
+    return innermost(records.start[rows], records.end[rows], records.part[rows], gaps)
 
 
-def _innermost(start: Ints, end: Ints, part: Ints, mine: Array, gaps: tuple[Ints, Ints]) -> Pieces:
-    rows = np.flatnonzero(mine)
-    rows = rows[intervals.touching(start[rows], end[rows], gaps)]
-    start, end, part = _waits_inside(start[rows], end[rows], part[rows])
-    return intervals.innermost_wins(start, end).relabel(part)
-
-
-def _waits_inside(start: Ints, end: Ints, part: Ints) -> tuple[Ints, Ints, Ints]:
-    """The records of a thread, with waits for a CPU cut where one begins that outlasts the wait.
-
-    When a thread waited between two looks at it is an estimate, and nothing of it begins while it
-    waits. A span that begins within a wait and goes on after it held the wait in truth, so from
-    there on the wait is the inner of the two.
-    """
-    waits = part == CODE["scheduling.cpu_wait"]
-    order = np.flatnonzero(waits)[np.argsort(start[waits], kind="stable")]
-    waiting = intervals.innermost_wins(start[order], end[order])
-    begins, ends = start[~waits], end[~waits]
-    if not len(waiting) or not len(begins):
-        return start, end, part
-    row = intervals.at(waiting, begins)
-    outlasting = (row >= 0) & (ends > waiting.end[np.maximum(row, 0)])
-    waiting = intervals.cut(waiting, intervals.distinct(begins[outlasting]))
-    told = np.full(len(waiting), CODE["scheduling.cpu_wait"])
-    columns = (waiting.start, begins), (waiting.end, ends), (told, part[~waits])
-    start, end, part = (np.concatenate(column).astype(np.int64) for column in columns)
-    return start, end, part
-
-
-def _computing(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:
-    """When other processes than the thread's computed on the CPU."""
-    owner, start, end = records.computing
-    process = np.array([process for process, _ in records.threads] or [0], np.int64)
-    rows = np.flatnonzero(process[owner] != process[thread])
-    rows = rows[intervals.touching(start[rows], end[rows], gaps)]
-    begins, ends = intervals.union(start[rows], end[rows])
-    return Pieces(begins, ends, np.full(len(begins), CODE["compute.cpu"], np.int64))
+def _computing(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> list[Pieces]:
+    """When other threads computed on the CPU, then what kept them from it within such spans."""
+    found = records.computing
+    rows = np.flatnonzero(found.thread != thread)
+    return found.take(rows[intervals.touching(found.start[rows], found.end[rows], gaps)]).layers()
 
 
 def _running(records: HostRecords, thread: int) -> Pieces:

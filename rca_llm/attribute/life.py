@@ -76,12 +76,14 @@ def life(
     begin = min(max(_admitted(request, steps.start, member), request.arrival), end)
     found = _after_admission(request, segments.shared, (begin, end), steps, member, again)
     found = found.after(request.arrival, begin, QUEUE)
-    if not member.any() and not recording.on_gpu:
+    alone = not member.any() and not recording.on_gpu
+    if alone:
         processes = partition.rank.processes
         found = found.told(touched.instead(recording, request.id, processes, begin, end))
+        found = found.told(touched.own_computing(recording, request.id, request.arrival, end))
     # Spans that name the request explain its time before admission and after its last token.
     found = found.told(_own_spans(recording, request.id), [QUEUE, OTHER])
-    own = touched.own_threads(recording, request.id, request.arrival, end)
+    own = touched.own_threads(recording, request.id, request.arrival, end, alone=alone)
     return _life(recording, request, member, found.told(own, [OTHER]).joined())
 
 
@@ -195,7 +197,7 @@ def _own_spans(recording: Recording, id: str) -> Pieces:
     """The spans that name a request, the innermost at each instant, by the part they explain."""
     ranges, strings = recording.timeline["ranges"], recording.timeline.strings
     rows = recording.spans_of_request(strings.find(id))
-    parts = span_parts(strings, ranges["kind"][rows], on_gpu=True)
+    parts = span_parts(strings, ranges["kind"][rows], on_gpu=recording.on_gpu)
     telling = (parts != NO_PART) & ~away(parts, ranges["thread"][rows])
     rows, parts = rows[telling], parts[telling]
     return intervals.innermost_wins(ranges["start"][rows], ranges["end"][rows]).relabel(parts)

@@ -11,7 +11,6 @@ import numpy as np
 
 from rca_llm import intervals
 from rca_llm.attribute import host
-from rca_llm.attribute.host import HostRecords
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import CODE, NO_PART
 from rca_llm.intervals import EMPTY, Pieces
@@ -19,15 +18,21 @@ from rca_llm.table import UNKNOWN, Ints, Mask, known
 
 WORK = "work"
 """The kind of spans in which a thread works for a request (`probes/threads.py`)."""
-COMPUTE, OTHER = CODE["compute.cpu"], CODE["scheduling.other"]
+OTHER = CODE["scheduling.other"]
 
 
-def own_threads(recording: Recording, id: str, start: int, end: int) -> Pieces:
-    """What the threads that were given a request's work did for it, within [start, end)."""
+def own_threads(
+    recording: Recording, id: str, start: int, end: int, *, alone: bool = False
+) -> Pieces:
+    """What the threads that were given a request's work did for it, within [start, end).
+
+    Where no step tells (`alone`), any span that names the request says that its thread works for
+    it; else only those that hand work over do.
+    """
+    rows = _own_rows(recording, id)
     ranges, strings = recording.timeline["ranges"], recording.timeline.strings
-    rows = recording.spans_of_request(strings.find(id))
-    rows = rows[(ranges["kind"][rows] == strings.find(WORK)) & (ranges["thread"][rows] != UNKNOWN)]
-    rows = rows[known(ranges["end"][rows]) & (ranges["end"][rows] > ranges["start"][rows])]
+    if not alone:
+        rows = rows[ranges["kind"][rows] == strings.find(WORK)]
     threads = recording.host.range_thread[rows]
     layers: list[Pieces] = []
     for thread in intervals.distinct(threads).tolist():
@@ -40,8 +45,18 @@ def own_threads(recording: Recording, id: str, start: int, end: int) -> Pieces:
     return told.take(np.flatnonzero(told.label != NO_PART))
 
 
+def own_computing(recording: Recording, id: str, start: int, end: int) -> Pieces:
+    """What was done within the compute spans that name a request, within [start, end)."""
+    found, code = recording.host.computing, recording.timeline.strings.find(id)
+    mine = found.take((found.request == code) & (code >= 0))
+    if not len(mine.start) or end <= start:
+        return EMPTY
+    told, _ = intervals.overlay(mine.layers(), start, end)
+    return told.take(np.flatnonzero(told.label != NO_PART))
+
+
 def instead(recording: Recording, id: str, rank: tuple[int, ...], start: int, end: int) -> Pieces:
-    """What explains time of a request in which processes that it never touched were looked at.
+    """What explains time of a request in which the rank tells of work that was not for it.
 
     Pieces within [start, end) that take the place of the parts of the rank of these processes: all
     of it where the thread that drives the rank is not of a touched process, else when only others
@@ -52,9 +67,12 @@ def instead(recording: Recording, id: str, rank: tuple[int, ...], start: int, en
     main = host.main_thread(records, nobody, rank)
     if not touched or main == host.NO_THREAD or end <= start:
         return EMPTY
-    layers = [_computed(records, touched, inside=True).relabel(np.array([COMPUTE]))]
+    worked = _worked(recording, id, touched)
+    layers = records.computing.take(worked).layers()
     if records.threads[main][0] in touched:
-        layers.append(_computed(records, touched, inside=False).relabel(np.array([OTHER])))
+        others = records.computing.take(~worked)
+        begins, ends = intervals.union(others.start, others.end)
+        layers.append(Pieces(begins, ends, np.full(len(begins), OTHER, np.int64)))
         told, _ = intervals.overlay(layers, start, end)
         return told.take(np.flatnonzero(told.label == OTHER))
     own = host.main_thread(records, nobody, touched)
@@ -65,13 +83,31 @@ def instead(recording: Recording, id: str, rank: tuple[int, ...], start: int, en
     return told.relabel(np.append(np.arange(len(CODE)), OTHER))
 
 
-def _computed(records: HostRecords, touched: tuple[int, ...], *, inside: bool) -> Pieces:
-    """When touched processes computed on the CPU, or others did; labels are 0."""
-    owner, start, end = records.computing
+def _worked(recording: Recording, id: str, touched: tuple[int, ...]) -> Mask:
+    """Which pieces of computing may be a request's: those of touched processes.
+
+    Not those that name another, on a thread that never worked for this one, where its own threads
+    are known.
+    """
+    records = recording.host
+    found, code = records.computing, recording.timeline.strings.find(id)
     process = np.array([process for process, _ in records.threads] or [0], np.int64)
-    rows: Mask = np.isin(process[owner], touched, invert=not inside)
-    begins, ends = intervals.union(start[rows], end[rows])
-    return Pieces(begins, ends, np.zeros(len(begins), np.int64))
+    inside: Mask = np.isin(process[found.thread], touched)
+    own = intervals.distinct(records.range_thread[_own_rows(recording, id)])
+    if not len(own):
+        return inside
+    named = (found.request >= 0) & (found.request != code)
+    inside &= ~named | np.isin(found.thread, own)
+    return inside
+
+
+def _own_rows(recording: Recording, id: str) -> Ints:
+    """The spans of known threads that name a request and last."""
+    ranges = recording.timeline["ranges"]
+    rows = recording.spans_of_request(recording.timeline.strings.find(id))
+    rows = rows[(ranges["thread"][rows] != UNKNOWN) & known(ranges["end"][rows])]
+    lasting: Ints = rows[ranges["end"][rows] > ranges["start"][rows]]
+    return lasting
 
 
 def _processes(recording: Recording, id: str) -> tuple[int, ...]:

@@ -1,0 +1,78 @@
+"""What threads do within their compute spans, on an engine that computes on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rca_llm import intervals
+from rca_llm.attribute.innermost import innermost
+from rca_llm.attribute.parts import CODE
+from rca_llm.intervals import Pieces
+from rca_llm.table import UNKNOWN, Array, Ints, Table
+
+COMPUTE = CODE["compute.cpu"]
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Pieces of compute spans, disjoint on each thread: who, when, for whom, and what was done.
+
+    `part` is `compute.cpu`, or that of the innermost record within the span: a thread that waits
+    for a CPU, or collects garbage, does not compute. `request` is a text code, -1 for none.
+    """
+
+    thread: Ints
+    start: Ints
+    end: Ints
+    part: Ints
+    request: Ints
+
+    def take(self, rows: Array) -> Computing:
+        """A selection."""
+        columns = self.thread, self.start, self.end, self.part, self.request
+        return Computing(*(column[rows] for column in columns))
+
+    def layers(self) -> list[Pieces]:
+        """When any thread computed, which hides the other layer: what kept threads from it."""
+        on = self.part == COMPUTE
+        start, end = intervals.union(self.start[on], self.end[on])
+        delays = intervals.earliest_wins(self.start[~on], self.end[~on])
+        computed = Pieces(start, end, np.full(len(start), COMPUTE, np.int64))
+        return [computed, delays.relabel(self.part[~on])]
+
+
+def find(
+    records: tuple[Ints, Ints, Ints, Ints], range_thread: Ints, ranges: Table, spans: Ints
+) -> Computing:
+    """The pieces of the compute spans, rows of `ranges`; a record is thread, start, end and part.
+
+    Records of one thread are looked up by order, as a server may have a thread for each request.
+    """
+    thread, *columns = records
+    found = [Computing(*(np.empty(0, np.int64) for _ in range(5)))]
+    spans = spans[np.argsort(range_thread[spans], kind="stable")]
+    order = np.argsort(thread, kind="stable") if len(spans) else spans
+    owner = thread[order]
+    for run in intervals.runs(range_thread[spans]):
+        rows, number = spans[run], int(range_thread[spans[run.start]])
+        first, last = (
+            np.searchsorted(owner, number, "left"),
+            np.searchsorted(owner, number, "right"),
+        )
+        start, end, part = (column[order[first:last]] for column in columns)
+        inside = intervals.innermost_wins(ranges["start"][rows], ranges["end"][rows])
+        gaps = intervals.union(inside.start, inside.end)
+        told = intervals.cut(innermost(start, end, part, gaps), _edges(inside))
+        row = intervals.at(inside, told.start)
+        told, row = told.take(row >= 0), rows[inside.label[row[row >= 0]]]
+        who = np.full(len(told), number, np.int64)
+        whose = ranges["request"][row] if "request" in ranges else np.full(len(row), UNKNOWN)
+        found.append(Computing(who, told.start, told.end, told.label, whose))
+    names = Computing.__dataclass_fields__
+    return Computing(*(np.concatenate([getattr(one, name) for one in found]) for name in names))
+
+
+def _edges(pieces: Pieces) -> Ints:
+    return intervals.distinct(np.concatenate([pieces.start, pieces.end]))
