@@ -32,6 +32,9 @@ _LONG_NS = re.compile(r"\b(\d{4,}) ns\b")
 FIRST = "not_arrived"
 """The finding that stands before all others: a rank that never came may be what hangs a job."""
 
+MOST_MARKS = 50
+"""Marks that stand under the timeline; the summary has them all."""
+
 MOST_HINTS = 3
 """Hints that stand at the top; the others are folded below them."""
 
@@ -52,6 +55,7 @@ def context(summary: Summary) -> dict[str, Any]:
         "more_hints": hints[MOST_HINTS:],
         "findings": findings(summary["quality"]),
         "token_bars": token_bars(summary),
+        "marks": marks(summary),
         "idle": idle_causes(all_time),
         "short_calls": short_calls(summary),
         "glossary": glossary(),
@@ -200,6 +204,16 @@ def _detail(text: str) -> str:
     """A finding's own words, its long times in the unit that suits them."""
     readable = _LONG_NS.sub(lambda match: units.duration(int(match[1])), text)
     return shown(readable, 1000)
+
+
+def marks(summary: Summary) -> list[str]:
+    """What was marked from outside, each with the time since the trace began."""
+    start, rows = summary["window"]["start_ns"], listed(summary.get("marks"))
+    told = [
+        f"{shown(row['name'])} after {units.duration(row['t_ns'] - start)}"
+        for row in rows[:MOST_MARKS]
+    ]
+    return [*told, f"{len(rows) - MOST_MARKS:,} more"] if len(rows) > MOST_MARKS else told
 
 
 def token_bars(summary: Summary) -> list[dict[str, Any]]:

@@ -68,8 +68,9 @@ class Judged:
 
 def judged(summary: Summary) -> Judged:
     """Requests where there are any with a latency, else the whole trace."""
-    rows = [row for row in summary["requests"] if row.get("shares") and row.get("latency_ns")]
-    if rows:
+    told = (row for row in summary["requests"] if row.get("shares"))
+    rows = [row for row in told if row.get("latency_ns") is not None]
+    if any(row["latency_ns"] for row in rows):
         shares, parts = _sum(row["shares"] for row in rows), _sum(row["parts"] for row in rows)
         of = "the request's latency" if len(rows) == 1 else f"the latency of {len(rows):,} requests"
         return Judged(of, len(rows), shares, parts)

@@ -123,7 +123,7 @@ MARKS: Schema = {
     "t": "time",
     "name": "text",  # "queued", "scheduled", "preempted", "resumed", "aborted", or a user's own
     "request": "text",
-    "process": "int",
+    "process": "int",  # UNKNOWN for what nobody of the program marked (`rca-llm ctl`)
     "thread": "int",
 }
 STEPS: Schema = {
@@ -189,6 +189,15 @@ class Finding:
     count: int
     where: str = ""
     detail: str = ""
+
+
+MOST_QUOTED = 80
+"""Characters of a name that a finding shows."""
+
+
+def quoted(name: str) -> str:
+    """A name from a trace as findings tell it: in quotes, control characters written out, cut."""
+    return repr(name if len(name) <= MOST_QUOTED else f"{name[:MOST_QUOTED]}…")
 
 
 @dataclass(frozen=True)

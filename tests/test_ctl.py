@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rca_llm.readers import read
+from rca_llm.readers import load, read
 from rca_llm.run import Run
 from tests.traced import TRACE, environment, texts, trace_code
 
@@ -39,6 +39,8 @@ def test_marks_and_status_of_a_running_trace(tmp_path: Path) -> None:
     assert launcher.wait(timeout=60) == 0
     timeline = read(run).timelines[0]
     assert texts(timeline, "marks", "name") == ["before the change"]
+    [mark] = load(run).attribute().summary["marks"]
+    assert mark["name"] == "before the change"
     assert "state      finished" in _ctl(str(run), "status").stdout
 
 

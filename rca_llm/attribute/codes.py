@@ -65,6 +65,9 @@ SPAN_PART = {
 }
 """The part of idle time that a span of each kind covers; `compute` only on an engine with a GPU."""
 
+KNOWN_KINDS = {*SPAN_PART, "work", "request", "collective"}
+"""The kinds that spans have: those of the contract, and what the probes themselves record."""
+
 STATE_PART = {
     "runnable": "scheduling.cpu_wait",
     "throttled": "scheduling.cpu_wait",

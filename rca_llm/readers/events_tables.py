@@ -23,6 +23,7 @@ from rca_llm.trace import (
     Header,
     Input,
     Timeline,
+    quoted,
 )
 
 Record = dict[str, Any]
@@ -63,6 +64,9 @@ _MEMORIES = {kind: place for place, kind in enumerate(MEMORY_KINDS)}
 _EVENTS = ("gpu", "api", "ranges", "collectives", "requests", "steps", "states", "marks", "samples")
 """The tables whose rows count as events."""
 
+_LIFE = ("client_submit", "arrival", "scheduled", "first_token", "finished")
+"""The times of a request, which its records agree on."""
+
 _UTC_SINCE = 10**18
 """Nanoseconds that no monotonic clock shows, 31 years; UTC has since 2001."""
 
@@ -75,6 +79,7 @@ class Builder:
         self._values = Values(self.timeline.strings)
         self._parts: dict[str, list[Table]] = {name: [] for name in TABLES}
         self._requests: dict[str, Record] = {}
+        self._contradicted: dict[str, int] = {}
         self._steps = 0
         self._aborted: set[str] = set()
         self._unknown: Counter[str] = Counter()
@@ -99,6 +104,7 @@ class Builder:
         for name, parts in self._parts.items():
             timeline.tables[name] = concat(TABLES[name], parts)
         self._values.note(timeline)
+        self._note_contradicted()
         for type, count in self._unknown.items():
             timeline.note("dropped_records", count, f"type {type!r}", "unknown type; left out")
         self._settle_clock()
@@ -154,7 +160,13 @@ class Builder:
         for record in records:
             if record.get("id") is not None:
                 told = {key: value for key, value in record.items() if value is not None}
-                self._requests.setdefault(str(record["id"]), {}).update(told)
+                id = str(record["id"])
+                earlier = self._requests.setdefault(id, {})
+                if earlier and any(
+                    earlier[k] != told[k] for k in _LIFE if k in earlier and k in told
+                ):
+                    self._contradicted[id] = self._contradicted.get(id, 0) + 1
+                earlier.update(told)
 
     def _add_requests(self) -> None:
         records = list(self._requests.values())
@@ -167,6 +179,17 @@ class Builder:
             for t in as_list(record.get("token_times"))
         ]
         self._rows("tokens", tokens)
+
+    def _note_contradicted(self) -> None:
+        """Tell of ids that several requests seem to have: only the last one of each is left."""
+        first = next(iter(self._contradicted), "")
+        self.timeline.note(
+            "contradicting_requests",
+            sum(self._contradicted.values()),
+            "requests",
+            f"records that tell other times than an earlier one of the same id, as of"
+            f" {quoted(first)}; the later times count, and if these are two requests one is lost",
+        )
 
     def _step(self, records: list[Record]) -> None:
         batch: list[Record] = []

@@ -135,14 +135,16 @@ class _Reading:
 
     def _marks(self, segment: Segment, codes: Codes) -> None:
         cells, places = segment.cells, self._recorded(segment, layout.MARK)
+        outside = segment.header["writer"] == layout.WRITER_LAUNCHER  # rca-llm ctl
+        process, thread = np.full(len(places), segment.pid), segment.threads(places)
         table = Table(
             MARKS,
             {
                 "t": cells["a"][places],
                 "name": coded(codes, cells["e"][places]),
                 "request": coded(codes, cells["c"][places]),
-                "process": np.full(len(places), segment.pid),
-                "thread": segment.threads(places),
+                "process": np.where(outside, UNKNOWN, process),
+                "thread": np.where(outside, UNKNOWN, thread),
             },
         )
         self.timeline.add("marks", table)

@@ -48,6 +48,7 @@ class Contribution:
     steps: Rows
     tracks: Rows
     transfers: Rows
+    marks: Rows
     idle: Rows
     load: Rows
     threads: Rows
@@ -89,6 +90,7 @@ def contribution(recording: Recording, members: list[Member], *, windowed: bool)
         steps=windows.step_rows(members),
         tracks=host.track_rows(recording),
         transfers=windows.transfer_rows(recording),
+        marks=windows.mark_rows(recording),
         idle=idle.idle_rows(members),
         load=load.load_rows(members),
         threads=host.thread_rows(recording),
@@ -140,6 +142,7 @@ def summary(found: Sequence[Contribution], whole: Whole) -> dict[str, Any]:
         "api": host.api_rows(one.api for one in found),
         "tracks": _all(found, "tracks"),
         "transfers": _all(found, "transfers"),
+        "marks": sorted(_all(found, "marks"), key=lambda row: row["t_ns"]),
         "idle": _all(found, "idle"),
         "load": _all(found, "load"),
         "threads": _all(found, "threads"),

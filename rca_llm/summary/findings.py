@@ -7,15 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from rca_llm.attribute.codes import GRAPH_LAUNCH
+from rca_llm.attribute.codes import GRAPH_LAUNCH, KNOWN_KINDS, SPAN_PART
 from rca_llm.attribute.collectives import Collective, Hang, hangs, unmatched
 from rca_llm.attribute.job import Member
+from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording, unrecorded_graphs
 from rca_llm.summary import host
-from rca_llm.trace import GRAPH, KERNEL, PARTIAL, Finding, merge_findings
+from rca_llm.table import Ints, Mask, known
+from rca_llm.trace import GRAPH, KERNEL, PARTIAL, Finding, Timeline, merge_findings, quoted
 
 FEW_KERNELS = 10
 """A step without device work beside neighbours with more kernels than this was not covered."""
+
+_ARRIVALS = ("arrival", "queued")
+"""Events that stand for an arrival (`attribute.requests`)."""
+
+MOST_KINDS = 5
+"""Unknown kinds of spans that are named; the others are counted."""
 
 PARTIAL_INPUT = "the input tells of collectives alone: what the rank did besides is not known"
 """What is said of ranks of which that is all that was recorded."""
@@ -79,7 +87,59 @@ def _of_recording(recording: Recording) -> Iterator[Finding]:
     uncalled = host.uncalled_kernels(recording)
     if uncalled:
         yield Finding("calls_not_recorded", uncalled, path, _WITHOUT_CALLS)
+    yield from _of_kinds(recording)
+    yield from _of_requests(recording.timeline)
     yield from _of_graphs(recording)
+
+
+def _of_requests(timeline: Timeline) -> Iterator[Finding]:
+    """Requests that have no arrival, and those that end before it."""
+    table = timeline["requests"]
+    arrival, finished = table["arrival"], table["finished"]
+    absent = ~known(arrival) & ~np.isin(table["id"], _arrived(timeline)) & (table["id"] >= 0)
+    if absent.any():
+        detail = (
+            f"no arrival is known, as of {_first_id(timeline, absent)}: left out of the list of"
+            " requests, and counted in the totals"
+        )
+        yield Finding("no_arrival", int(absent.sum()), "requests", detail)
+    early = known(arrival) & known(finished) & (finished < arrival)
+    if early.any():
+        detail = f"finished before they arrived, as {_first_id(timeline, early)}: latency not known"
+        yield Finding("ends_before_arrival", int(early.sum()), "requests", detail)
+
+
+def _arrived(timeline: Timeline) -> Ints:
+    """The requests of which an event tells the arrival that their record does not."""
+    marks = timeline["marks"]
+    codes = [code for code in map(timeline.strings.find, _ARRIVALS) if code >= 0]
+    return marks["request"][among(marks["name"], codes)]
+
+
+def _first_id(timeline: Timeline, chosen: Mask) -> str:
+    """The id of the first of some requests, as text that can be shown."""
+    return quoted(timeline.strings[int(timeline["requests"]["id"][np.argmax(chosen)])])
+
+
+def _of_kinds(recording: Recording) -> Iterator[Finding]:
+    """Spans of kinds that nobody knows, which explain no idle time."""
+    timeline = recording.timeline
+    kinds, counts = np.unique(timeline["ranges"]["kind"], return_counts=True)
+    told = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
+    unknown = {
+        text: count
+        for code, count in told.items()
+        if (text := timeline.text(code)) is not None and text not in KNOWN_KINDS
+    }
+    if not unknown:
+        return
+    often = sorted(unknown, key=lambda text: (-unknown[text], text))
+    more = f" and {len(often) - MOST_KINDS:,} more" if len(often) > MOST_KINDS else ""
+    detail = (
+        f"spans of kinds that do not exist, {', '.join(map(quoted, often[:MOST_KINDS]))}{more}:"
+        f" idle time that only they cover is called unexplained; kinds are {' '.join(SPAN_PART)}"
+    )
+    yield Finding("unknown_kind", sum(unknown.values()), timeline.input.path, detail)
 
 
 _WITHOUT_CALLS = (

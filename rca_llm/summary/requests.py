@@ -24,10 +24,10 @@ def request_rows(lives: Sequence[Life]) -> list[dict[str, Any]]:
 
 
 def latency(request: Request) -> int | None:
-    """From arrival to finish, ns."""
-    if request.finished is None or request.arrival is None:
+    """From arrival to finish, ns; None where that is not known, as of one that ends before it."""
+    if request.finished is None or request.arrival is None or request.finished < request.arrival:
         return None
-    return max(request.finished - request.arrival, 0)
+    return request.finished - request.arrival
 
 
 def _row(life: Life, usual: _Usual | None) -> dict[str, Any]:
@@ -88,12 +88,18 @@ class _Usual:
 
 def _usual(lives: Sequence[Life]) -> _Usual | None:
     """The median request; None of fewer than two."""
-    finished = [life for life in lives if life.request.status == "finished"]
+    finished = _finished(lives)
     if len(finished) < 2:
         return None
     ordered = np.sort(np.stack([life.totals for life in finished]), axis=0)
     middle = percentile(sorted(latency(life.request) or 0 for life in finished), 50)
     return _Usual(middle or 0, np.asarray(ordered[(len(ordered) - 1) // 2]))
+
+
+def _finished(lives: Sequence[Life]) -> list[Life]:
+    """The lives of finished requests whose latency is known."""
+    told = (life for life in lives if life.request.status == "finished")
+    return [life for life in told if latency(life.request) is not None]
 
 
 def _cause(totals: Ints, lasted: int | None, usual: _Usual | None) -> str | None:
@@ -127,7 +133,7 @@ def latency_figures(requests: Sequence[Request]) -> dict[str, Any]:
 
 def class_stats(lives: Sequence[Life]) -> dict[str, Any]:
     """Mean and variation of every class over the requests; the hint is filled in later."""
-    rows = [shares(life.totals) for life in lives if life.request.status == "finished"]
+    rows = [shares(life.totals) for life in _finished(lives)]
     return {
         name: {
             "mean_ns": mean([row[name] for row in rows]),
@@ -140,8 +146,7 @@ def class_stats(lives: Sequence[Life]) -> dict[str, Any]:
 
 def cohorts(lives: Sequence[Life]) -> dict[str, Any]:
     """The mean parts of requests at or above P99, and at or below P50, of latency."""
-    timed = [(latency(life.request), life) for life in lives if life.request.status == "finished"]
-    known = [(value, life) for value, life in timed if value is not None]
+    known = [(latency(life.request) or 0, life) for life in _finished(lives)]
     values = sorted(value for value, _ in known)
     slow, fast = percentile(values, 99), percentile(values, 50)
     return {

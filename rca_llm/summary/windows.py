@@ -12,7 +12,7 @@ from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import PARTS, named, shares, shares_of_all
-from rca_llm.table import UNKNOWN, Ints, Mask, optional
+from rca_llm.table import UNKNOWN, Ints, Mask, known, optional
 from rca_llm.trace import KERNEL, SYSTEM_DOMAINS
 
 
@@ -178,4 +178,15 @@ def transfer_rows(recording: Recording) -> list[dict[str, Any]]:
             "link_bytes_s": optional(ranges["link_bytes_s"][row]),
         }
         for row in chosen[np.argsort(ranges["start"][chosen], kind="stable")].tolist()
+    ]
+
+
+def mark_rows(recording: Recording) -> list[dict[str, Any]]:
+    """The `marks` rows: instants named from outside the program, as by `rca-llm ctl RUN mark`."""
+    timeline = recording.timeline
+    marks = timeline["marks"]
+    outside = (marks["process"] == UNKNOWN) & (marks["request"] < 0)
+    return [
+        {"name": timeline.text(int(marks["name"][row])), "t_ns": int(marks["t"][row])}
+        for row in np.flatnonzero(outside & known(marks["t"])).tolist()
     ]
