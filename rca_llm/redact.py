@@ -33,6 +33,11 @@ _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _URL_SECRET = re.compile(
     r"(?i)([?&](?:\w*[-_])?(?:token|key|secret|password|signature|sig)=)[^&#\s]+"
 )
+_PAIR = re.compile(r"""(["'])([\w.-]+)\1(\s*:\s*)(["'])((?:[^\\]|\\.)*?)\4""")
+"""A key and a text of JSON, or of what looks like it."""
+_ATTACHED = re.compile(r"-p(?=[^/:=]*\d)(?=[^/:=]*[A-Za-z])[^/:=]{4,}")
+"""`-pPASSWORD` in one word, as MySQL's programs take it: letters and digits, unlike most flags."""
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _HEADER = re.compile(r"(?i)\b(authorization|x-api-key|api-key|cookie)\s*:.*")
 _BEARER = re.compile(r"(?i)\bbearer\s+\S+")
 _KNOWN_TOKEN = re.compile(
@@ -44,7 +49,8 @@ def command(argv: Sequence[str]) -> list[str]:
     """``argv`` without what looks secret, for people to recognise a run by.
 
     Values of flags and assignments whose names speak of tokens, keys or passwords, logins in URLs,
-    authorization headers, well-known token shapes, and whole programs (``-c CODE``) become ``***``.
+    authorization headers, well-known token shapes, ``-pPASSWORD`` and whole programs (``-c CODE``)
+    become ``***``, inside JSON too.
     """
     return list(_words(argv))
 
@@ -56,7 +62,7 @@ def _words(argv: Sequence[str]) -> Iterator[str]:
             yield HIDDEN
             hide_next = False
             continue
-        name, equals, value = word.partition("=")
+        name, equals, value = _PAIR.sub(_pair, word).partition("=")
         if equals and _is_secret(name):
             yield f"{text(name)}={value if _is_number(value) else HIDDEN}"
         else:
@@ -72,7 +78,14 @@ def _hides_next(word: str, following: str) -> bool:
 
 
 def _is_secret(name: str) -> bool:
-    return not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+    words = {*re.split(r"[^a-z]+", _HUMP.sub("_", name).lower())}
+    return not _SECRET_WORDS.isdisjoint(words | {*re.split(r"[^a-z]+", name.lower())})
+
+
+def _pair(found: re.Match[str]) -> str:
+    quote, name, colon, other, value = found.groups()
+    told = HIDDEN if _is_secret(name) else value
+    return f"{quote}{name}{quote}{colon}{other}{told}{other}"
 
 
 def _is_number(value: str) -> bool:
@@ -81,6 +94,9 @@ def _is_number(value: str) -> bool:
 
 def text(word: str) -> str:
     """One word without logins in URLs, authorization headers and well-known token shapes."""
+    if _ATTACHED.fullmatch(word):
+        return f"-p{HIDDEN}"
+    word = _PAIR.sub(_pair, word)
     word = _URL_LOGIN.sub(HIDDEN, word)
     word = _URL_SECRET.sub(rf"\g<1>{HIDDEN}", word)
     word = _HEADER.sub(rf"\g<1>: {HIDDEN}", word)

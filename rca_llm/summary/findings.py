@@ -124,13 +124,10 @@ def _first_id(timeline: Timeline, chosen: Mask) -> str:
 def _of_kinds(recording: Recording) -> Iterator[Finding]:
     """Spans of kinds that nobody knows, which explain no idle time."""
     timeline = recording.timeline
-    kinds, counts = np.unique(timeline["ranges"]["kind"], return_counts=True)
-    told = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
-    unknown = {
-        text: count
-        for code, count in told.items()
-        if (text := timeline.text(code)) is not None and text not in KNOWN_KINDS
-    }
+    kinds = timeline["ranges"]["kind"]
+    counts = np.bincount(kinds[kinds >= 0])
+    used = {timeline.strings[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
+    unknown = {text: count for text, count in used.items() if text not in KNOWN_KINDS}
     if not unknown:
         return
     often = sorted(unknown, key=lambda text: (-unknown[text], text))
