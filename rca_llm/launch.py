@@ -19,6 +19,7 @@ from rca_llm import run as runs
 from rca_llm.counting import READY, Counting
 from rca_llm.errors import RcaError, one_line
 from rca_llm.finish import finish
+from rca_llm.hold import LOCK, Held
 from rca_llm.probes import format as layout
 from rca_llm.probes import plugin, recorder
 from rca_llm.run import Run
@@ -58,7 +59,7 @@ def trace(command: Sequence[str], options: Options) -> int:
     """Run ``command`` traced; the exit status that ``rca-llm trace`` ends with.
 
     The command's own; 128+N where signal N ended it; 127 not found; 126 cannot be run; 4 the
-    launcher could not start it.
+    launcher could not start it. Raises `Held` where it would replace what another one records.
     """
     mask = child.hold_signals()
     env = _original_environment()
@@ -98,13 +99,21 @@ def _create(command: Sequence[str], options: Options) -> Run | None:
         try:
             return runs.create(path, paused=options.paused, force=options.force)
         except RcaError as error:
-            other = runs.free_path(path)
-            run = runs.create(other, paused=options.paused)
-            say(f"{error}; recording into {other}")
+            if options.force and isinstance(error, Held):
+                raise
+            run = _create_beside(path, options)
+            say(f"{error}; recording into {run.path}")
             return run
     except OSError as error:
         say(f"cannot write {path}: {error.strerror or error}; the command runs untraced")
         return None
+
+
+def _create_beside(path: Path, options: Options) -> Run:
+    """A run directory at the first free path; another launcher may be as quick to find it."""
+    while True:
+        with contextlib.suppress(RcaError):
+            return runs.create(runs.free_path(path), paused=options.paused)
 
 
 def _discard(run: Run) -> None:
@@ -112,6 +121,7 @@ def _discard(run: Run) -> None:
     try:
         run.control.unlink()
         run.segments.rmdir()
+        (run.path / LOCK).unlink()
         run.path.rmdir()
     except OSError:
         pass
@@ -362,6 +372,7 @@ def _write_report(run: Run, path: Path, force: bool) -> None:
     from rca_llm.exporters import html
     from rca_llm.readers import load
 
+    force = force and not path.resolve().is_relative_to(run.path.resolve())
     output.check_target(path, force=force)
     report = load(run.path).attribute()
     output.write(path, lambda draft: html.write(report, draft), force=force)

@@ -4,6 +4,7 @@ RUN/manifest.json   what was run and how it ended
 RUN/control         the gate that every process of the run looks at
 RUN/segments/       raw records, one file a thread (docs/format.md)
 RUN/tables/         Parquet tables, once the run is finished
+RUN/.lock           locked while a launcher records
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from rca_llm.errors import RcaError
+from rca_llm.hold import LOCK, Hold, held
 from rca_llm.probes import format as layout
 from rca_llm.probes.recorder import process_start
 
@@ -35,6 +37,8 @@ class Run:
     """A run directory and the paths in it."""
 
     path: Path
+    hold: Hold | None = field(default=None, compare=False, repr=False)
+    """Kept by the launcher that records into it."""
 
     @property
     def manifest_path(self) -> Path:
@@ -142,22 +146,51 @@ def is_run(path: Path) -> bool:
 
 
 def create(path: Path, *, paused: bool = False, force: bool = False) -> Run:
-    """Make an empty run directory at ``path``.
+    """Make an empty run directory at ``path``, held until the run that is returned is gone.
 
     Raises `RcaError` where something is there already (unless an empty folder, or, with ``force``,
-    an earlier run) and `OSError` where it cannot be written.
+    an earlier run), `Held` where that is recorded now, and `OSError` where it cannot be written.
     """
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        if not (force and path.is_dir() and is_run(path)):
-            hint = "it is not a run directory" if force else "will not overwrite without --force"
-            raise RcaError(f"{path} exists: {hint}")
-        shutil.rmtree(path)
-    run = Run(path)
+    run = Run(path, claim(path, force=force))
     run.segments.mkdir(parents=True, exist_ok=True)
     control = bytearray(layout.CONTROL_BYTES)
     control[layout.CONTROL_GATE_OFFSET] = not paused
     run.control.write_bytes(control)
     return run
+
+
+def claim(path: Path, *, force: bool, ours: Callable[[Path], bool] = is_run) -> Hold:
+    """Make an empty folder at ``path`` and hold it; raises as `create`.
+
+    With ``force``, what is ``ours`` is emptied.
+    """
+    check_free(path, force=force, ours=ours)
+    path.mkdir(parents=True, exist_ok=True)
+    hold = Hold(path)
+    check_free(path, force=force, ours=ours)  # it may have been made since
+    for entry in _content(path):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    return hold
+
+
+def check_free(path: Path, *, force: bool, ours: Callable[[Path], bool] = is_run) -> None:
+    """Refuse a path at which there is something that must stay, as `create` does."""
+    if not path.exists() or (path.is_dir() and not _content(path)):
+        return
+    if not (force and path.is_dir() and ours(path)):
+        hint = "it is not a run directory" if force else "will not overwrite without --force"
+        raise RcaError(f"{path} exists: {hint}")
+    manifest = Run(path).manifest()
+    if manifest.get("state") == RUNNING and launcher_lives(manifest):
+        raise held(path)
+
+
+def _content(folder: Path) -> list[Path]:
+    """What is in a folder, beside the lock of a run."""
+    return [entry for entry in folder.iterdir() if entry.name != LOCK]
 
 
 def default_path(command: Sequence[str]) -> Path:

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
                 return 0
             truth = workload(wanted.cause)(wanted)
         except RcaError as error:
-            print(f"rca-llm inject: {error}", file=sys.stderr)
+            print(f"rca-llm: {error}", file=sys.stderr)
             return error.status
     if given.truth:
         truth.write(given.truth)
