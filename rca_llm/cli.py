@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +26,12 @@ COMMANDS = {
     "inject": "run a workload with one known bottleneck of known size",
 }
 """The commands by name, each with its line in the help; their modules are `rca_llm.commands.*`."""
+
+
+_UNWRITABLE = tuple(
+    getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EBADF", "EPIPE", "EROFS")
+)
+"""Errors of writing, which alone tell of standard output where no file is named."""
 
 
 class _Commands(click.Group):
@@ -53,10 +62,25 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is that of the contract."""
     try:
-        status = cli.main(argv, prog_name="rca-llm", standalone_mode=False)
+        try:
+            status = _run(argv)
+        finally:
+            _flush()  # here, where it can be told: Python itself does so too late
     except RcaError as error:
         click.echo(f"rca-llm: {error}", err=True)
         return error.status
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("rca-llm: interrupted", err=True)
+        return 130
+    except OSError as error:
+        return _failed(error)
+    return status
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    streams = sys.stdout, sys.stderr
+    try:
+        status = cli.main(argv, prog_name="rca-llm", standalone_mode=False)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
@@ -65,13 +89,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         click.echo(f"rca-llm: {_told(error)}", err=True)
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("rca-llm: interrupted", err=True)
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 141
+    except SystemExit as stop:
+        if sys.stdout is streams[0] and not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        # What click and rich make of a broken pipe; click puts other streams in place.
+        sys.stdout, sys.stderr = streams
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from None
     return status if isinstance(status, int) else 0
+
+
+def _flush() -> None:
+    if sys.stdout and not sys.stdout.closed:
+        sys.stdout.flush()
+
+
+def _failed(error: OSError) -> int:
+    """The status where a file or standard output cannot be used; what else fails is our fault."""
+    if error.filename is None and error.errno not in _UNWRITABLE:
+        raise error
+    _drop_output()
+    if isinstance(error, BrokenPipeError):
+        return 141
+    what = "the output" if error.filename is None else str(error.filename)
+    doing = "cannot be written" if error.errno in _UNWRITABLE else "cannot be used"
+    line = f"{what}: {doing}: {error.strerror or error}"
+    click.echo(f"rca-llm: {one_line(line)}", err=True)
+    return 2
+
+
+def _drop_output() -> None:
+    """Let what could not be written go to nowhere, or Python would try once more at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _told(error: click.ClickException) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 from arro3.core import (
@@ -20,6 +21,9 @@ from arro3.core import (
 )
 from arro3.io import read_parquet, write_parquet
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _TEXT = DataType.string()
 _CODED = DataType.dictionary(DataType.int32(), _TEXT)
@@ -68,14 +72,42 @@ def to_texts(column: Array) -> tuple[list[str], NDArray[np.int32]]:
 
 
 def write(path: Path, columns: Mapping[str, Array], rising: Collection[str] = ()) -> None:
-    """Write columns of one length; `rising` names those to store as differences (times, ids)."""
-    write_parquet(
-        Table.from_arrays(list(columns.values()), names=list(columns)),
-        path,
-        compression="zstd(1)",
-        column_encoding=dict.fromkeys(rising, "delta_binary_packed"),
-        column_dictionary_enabled=dict.fromkeys(rising, False),
-    )
+    """Write columns of one length; `rising` names those to store as differences (times, ids).
+
+    Raises `OSError` where the file cannot be written.
+    """
+    with path.open("wb", buffering=0) as file:
+        target = _Target(file)
+        write_parquet(
+            Table.from_arrays(list(columns.values()), names=list(columns)),
+            cast("IO[bytes]", target),
+            compression="zstd(1)",
+            column_encoding=dict.fromkeys(rising, "delta_binary_packed"),
+            column_dictionary_enabled=dict.fromkeys(rising, False),
+        )
+    if target.failed is not None:
+        raise target.failed
+
+
+class _Target(io.RawIOBase):
+    """A file that keeps its first error to itself: the library would panic on it, and print."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self.failed: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        rest = memoryview(data)
+        size = len(rest)
+        try:
+            while len(rest) and self.failed is None:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self.failed = error
+        return size
 
 
 def read(path: Path) -> dict[str, Array]:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from rca_llm.errors import RcaError
 
+STANDARD_OUTPUT = Path("-")
+
 _EXPORTED = frozenset((".csv", ".parquet"))
-"""What the files of an exported folder end in."""
+"""What the files of an exported folder end in, beside the one of a saved timeline."""
+
+_TIMELINE = "timeline.json"
 
 
 def check_target(
@@ -24,7 +31,7 @@ def check_target(
     and a folder by nothing but a folder: `folder` says whether the output is one, None that only
     its writing will tell. Devices and pipes are written to as they are.
     """
-    if target == Path("-"):
+    if target == STANDARD_OUTPUT:
         raise RcaError("-: this output is a file, not standard output; give its path")
     if target.is_dir() and folder is False:
         raise RcaError(f"{target}: is a folder; this output is one file, give its path")
@@ -32,7 +39,7 @@ def check_target(
         raise RcaError(f"{target}: is a folder that no export wrote; will not replace it")
     if is_special(target):
         return
-    if any(os.path.realpath(path) == os.path.realpath(target) for path in inputs):
+    if is_input(target, inputs):
         raise RcaError(f"{target}: is an input; will not overwrite it")
     if target.exists() and not force:
         raise RcaError(f"{target}: exists; will not overwrite without --force")
@@ -42,9 +49,52 @@ def check_target(
         raise RcaError(f"{target}: cannot be written: no such folder as {target.parent}")
 
 
+def check_targets(
+    page: Path | None, document: Path | None, *, force: bool, inputs: Iterable[str] = ()
+) -> None:
+    """Refuse a command's page and JSON document as `check_target` does, or where they are one file.
+
+    The document may be standard output.
+    """
+    inputs = list(inputs)
+    if page is not None:
+        check_target(page, force=force, inputs=inputs)
+    if document is None or document == STANDARD_OUTPUT:
+        return
+    check_target(document, force=force, inputs=inputs)
+    if page is not None and not is_special(page) and _real(page) == _real(document):
+        raise RcaError(f"{page}: cannot hold both the page and the JSON document")
+
+
+def is_input(target: Path, inputs: Iterable[str]) -> bool:
+    """Whether writing there would change an input: it is one, in a run, or one of a folder."""
+    real = _real(target)
+    return any(_holds(_real(path), real) for path in inputs if "://" not in path)
+
+
+def _holds(given: Path, target: Path) -> bool:
+    """Whether `target` belongs to what is read at `given`; both without links."""
+    if given == target:
+        return True
+    if given not in target.parents:
+        return False
+    from rca_llm.readers import reader_of
+    from rca_llm.readers.files import source
+
+    between = [path for path in (target, *target.parents) if path.is_relative_to(given)]
+    return any(path.exists() and reader_of(source(path)) is not None for path in between)
+
+
+def _real(path: str | Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
 def _is_export(folder: Path) -> bool:
     """Whether a folder holds nothing but tables, so that replacing it loses nothing else."""
-    return all(path.is_dir() or path.suffix in _EXPORTED for path in folder.rglob("*"))
+    return all(
+        path.is_dir() or path.suffix in _EXPORTED or path.name == _TIMELINE
+        for path in folder.rglob("*")
+    )
 
 
 def is_special(path: str | os.PathLike[str]) -> bool:
@@ -84,11 +134,27 @@ def write_bytes(target: Path, data: bytes, *, force: bool) -> None:
 
 
 def write_json(target: Path, document: object, *, force: bool) -> None:
-    """Write a JSON document, indented; otherwise as `write`."""
+    """Write a JSON document, indented, also to standard output; otherwise as `write`."""
+    text = json_text(document)
+    if target == STANDARD_OUTPUT:
+        print_from(io.BytesIO(text))
+    else:
+        write_bytes(target, text, force=force)
+
+
+def json_text(document: object) -> bytes:
+    """A JSON document in UTF-8, indented; identical ones give identical bytes."""
     import msgspec
 
-    text = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
-    write_bytes(target, text, force=force)
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def print_from(file: BinaryIO) -> None:
+    """Copy what a file holds to standard output, as it is."""
+    if not sys.stdout:  # closed before Python began
+        raise RcaError("standard output: cannot be written: it is closed")
+    shutil.copyfileobj(file, sys.stdout.buffer)
+    sys.stdout.flush()
 
 
 def _replace(target: Path, produce: Callable[[Path], None]) -> None:

@@ -66,3 +66,9 @@ def test_a_field_of_records_is_a_column_too(tmp_path: Path) -> None:
     records["grid"][:, 1] = range(5)
     columns.write(tmp_path / "t", {"x": columns.numbers(records["grid"][:, 1])})
     assert columns.read(tmp_path / "t")["x"].to_pylist() == [0, 1, 2, 3, 4]
+
+
+def test_a_full_disk_is_an_error_and_no_panic(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        columns.write(Path("/dev/full"), {"a": columns.numbers(np.arange(100_000))})
+    assert capfd.readouterr().err == ""

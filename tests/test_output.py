@@ -10,6 +10,8 @@ import pytest
 
 from rca_llm import output
 from rca_llm.errors import RcaError
+from rca_llm.run import create
+from tests.test_compare import events
 
 
 def text(draft: Path) -> None:
@@ -35,6 +37,7 @@ def test_an_exported_folder_is_replaced_with_force(tmp_path: Path) -> None:
     folder = tmp_path / "tables"
     folder.mkdir()
     (folder / "gpu.csv").write_text("old")
+    (folder / "timeline.json").write_text("old")
     output.write(folder, lambda draft: draft.mkdir(), force=True, folder=True)
     assert list(folder.iterdir()) == []
 
@@ -61,6 +64,34 @@ def test_an_input_is_never_overwritten(tmp_path: Path) -> None:
     trace.write_text("{}")
     with pytest.raises(RcaError, match="is an input"):
         output.check_target(trace, force=True, inputs=[str(trace)])
+
+
+def test_nothing_is_written_into_a_run_that_is_read(tmp_path: Path) -> None:
+    run = create(tmp_path / "ranks" / "one.rca").path
+    (tmp_path / "link").symlink_to(run)
+    for given in (run, tmp_path / "ranks", tmp_path / "link"):
+        for name in ("control", "new.html", "segments/new"):
+            with pytest.raises(RcaError, match="is an input"):
+                output.check_target(run / name, force=True, inputs=[str(given)])
+    with pytest.raises(RcaError, match="is an input"):
+        output.check_target(tmp_path / "link" / "control", force=True, inputs=[str(run)])
+    output.check_target(tmp_path / "ranks" / "page.html", force=True, inputs=[str(tmp_path)])
+
+
+def test_of_a_folder_that_is_read_only_the_traces_are_inputs(tmp_path: Path) -> None:
+    trace = Path(events(tmp_path / "a.jsonl", 1_000_000))
+    (tmp_path / "page.html").write_text("old")
+    output.check_target(tmp_path / "page.html", force=True, inputs=[str(tmp_path)])
+    with pytest.raises(RcaError, match="is an input"):
+        output.check_target(trace, force=True, inputs=[str(tmp_path)])
+
+
+def test_two_outputs_are_two_files(tmp_path: Path) -> None:
+    page = tmp_path / "same"
+    with pytest.raises(RcaError, match="cannot hold both"):
+        output.check_targets(page, tmp_path / "." / ".." / tmp_path.name / "same", force=False)
+    output.check_targets(page, output.STANDARD_OUTPUT, force=False)
+    output.check_targets(Path(os.devnull), Path(os.devnull), force=False)
 
 
 def test_a_link_keeps_leading_where_it_led(tmp_path: Path) -> None:

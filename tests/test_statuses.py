@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import subprocess
@@ -67,6 +69,64 @@ def _run(words: list[str]) -> int:
 
 def test_every_command_is_on_the_page() -> None:
     assert {line.split()[0] for line, _, _ in ROWS} >= set(COMMANDS)
+
+
+PRINTING = (
+    "--help",
+    "report good.jsonl",
+    "report good.jsonl --json -",
+    "compare good.jsonl --with good.jsonl",
+    "check",
+    "ctl run.rca status",
+    "export good.jsonl --to events -o -",
+)
+
+
+def _into(folder: Path, line: str, stdout: int | None) -> tuple[int, str]:
+    """The status and the message of a command with another standard output, None for none."""
+    command = [sys.executable, "-m", "rca_llm", *shlex.split(line)]
+    if stdout is None:
+        command = ["sh", "-c", 'exec "$0" "$@" >&-', *command]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(),
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("line", PRINTING)
+def test_a_full_disk_and_a_reader_that_went_away_are_told_apart(folder: Path, line: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        said = "rca-llm: the output: cannot be written: No space left on device\n"
+        assert _into(folder, line, full.fileno()) == (2, said)
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert _into(folder, line, writer) == (141, "")
+    finally:
+        os.close(writer)
+
+
+def test_without_a_standard_output_tables_go_nowhere_and_documents_are_refused(
+    folder: Path,
+) -> None:
+    assert _into(folder, "report good.jsonl", None) == (0, "")
+    told = "rca-llm: standard output: cannot be written: it is closed\n"
+    assert _into(folder, "report good.jsonl --json -", None) == (2, told)
+
+
+def test_documents_on_standard_output_stand_alone(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    compared = "compare good.jsonl --with good.jsonl"
+    for line in ("report good.jsonl", compared, "whatif good.jsonl --set io=0", "check"):
+        assert main([*line.split(), "--json", "-"]) == 0
+        assert json.loads(capfd.readouterr().out)["schema"].startswith("rca-llm/")
 
 
 @pytest.mark.parametrize("command", ["report", "export --to chrome -o out", "whatif --set io=0"])

@@ -228,6 +228,15 @@ def test_wrong_settings_are_one_line(setting: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_name_is_set_once_and_a_part_before_its_class() -> None:
+    with pytest.raises(RcaError, match="compute is set twice"):
+        factors(["compute=0", "io=0", "compute=1"])
+    given = ["scheduling.host=1", "scheduling=0"]
+    assert factors(given) == factors(given[::-1])
+    assert factors(given)["scheduling.host"] == 1
+    assert factors(given)["scheduling.launch"] == 0
+
+
 def test_a_class_stands_for_the_parts_that_can_be_set() -> None:
     found = factors(["communication=0"])
     assert "communication.collective" in found

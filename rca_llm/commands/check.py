@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from rich import box
@@ -11,24 +12,34 @@ from rich.table import Table
 from rich.text import Text
 
 from rca_llm import check, output
+from rca_llm.commands.paths import PATH
 
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "dim"}
 
 
 @click.command("check")
 @click.option("--engine", type=click.Choice(check.ENGINES), help="Also check one engine.")
-@click.option("--json", "document", type=click.Path(path_type=Path), help="The checks as JSON.")
+@click.option(
+    "--json",
+    "document",
+    type=PATH,
+    help="The checks as JSON; - is standard output, without the table.",
+)
 @click.option("--force", is_flag=True, help="Overwrite an output that exists.")
 def command(engine: str | None, document: Path | None, force: bool) -> None:
     """Check this machine and environment for tracing and for known serving misconfigurations.
 
     Nothing is changed; values of environment variables are compared, never shown.
     """
-    if document is not None:
-        output.check_target(document, force=force)
+    output.check_targets(None, document, force=force)
     found = check.run(engine)
     if document is not None:
         output.write_json(document, found, force=force)
+    if document != output.STANDARD_OUTPUT:
+        _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("", "check", "status", "found", "what to do"):
         table.add_column(column, overflow="fold")

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from rca_llm import output
+from rca_llm.commands.paths import PATH
 from rca_llm.commands.variadic import Variadic
 from rca_llm.compare import compare
-from rca_llm.errors import RcaError
 from rca_llm.exporters import comparison
 from rca_llm.readers import load
 
@@ -24,8 +24,13 @@ from rca_llm.readers import load
     metavar="OTHER…",
     help="The traces of the other side, up to the next option.",
 )
-@click.option("-o", "--output", "page", type=click.Path(path_type=Path), help="An HTML page.")
-@click.option("--json", "document", type=click.Path(path_type=Path), help="The comparison as JSON.")
+@click.option("-o", "--output", "page", type=PATH, help="An HTML page.")
+@click.option(
+    "--json",
+    "document",
+    type=PATH,
+    help="The comparison as JSON; - is standard output, without the table.",
+)
 @click.option("--force", is_flag=True, help="Overwrite outputs that exist.")
 def command(
     base: tuple[str, ...],
@@ -39,14 +44,11 @@ def command(
     Several paths of one side are the ranks of one job. A change counts only beyond the noise of
     both sides.
     """
-    for target in (page, document):
-        if target is not None:
-            output.check_target(target, force=force, inputs=(*base, *other))
-    if page is not None and page == document:
-        raise RcaError(f"{page}: cannot hold both the page and the JSON document")
+    output.check_targets(page, document, force=force, inputs=(*base, *other))
     found = compare(load(*base).attribute(), load(*other).attribute())
     if document is not None:
         output.write_json(document, found, force=force)
     if page is not None:
         output.write_bytes(page, comparison.page(found).encode(), force=force)
-    comparison.show(found)
+    if document != output.STANDARD_OUTPUT:
+        comparison.show(found)

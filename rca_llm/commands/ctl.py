@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rca_llm import sampling
+from rca_llm.commands.paths import PATH
 from rca_llm.errors import RcaError
 from rca_llm.probes import format as layout
 from rca_llm.probes.recorder import put
@@ -15,7 +16,7 @@ from rca_llm.run import FINISHED, RUNNING, Run, is_run, launcher_lives, lives, w
 
 
 @click.command("ctl")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.argument("action", type=click.Choice(["start", "stop", "mark", "status"]))
 @click.argument("name", required=False)
 def command(run: Path, action: str, name: str | None) -> None:

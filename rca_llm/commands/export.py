@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rca_llm import output
+from rca_llm.commands.paths import PATH
 from rca_llm.errors import RcaError
 from rca_llm.exporters import FORMATS, exporter
 
 if TYPE_CHECKING:
     from rca_llm.exporters.base import Exporter
     from rca_llm.report import Report
-
-STANDARD_OUTPUT = Path("-")
 
 FOLDERS = {"parquet": True, "csv": True, "chrome": None, "events": None}
 """The formats that are a folder of files, always or, None, where the trace has several inputs."""
@@ -30,7 +27,7 @@ FOLDERS = {"parquet": True, "csv": True, "chrome": None, "events": None}
     "-o",
     "--output",
     "target",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The file to write, or the folder where the format has several; - is standard output.",
 )
 @click.option("--force", is_flag=True, help="Overwrite an output that exists.")
@@ -46,13 +43,13 @@ def command(
     from rca_llm.readers import load
 
     _check(format, target, serve)
-    if target is not None and target != STANDARD_OUTPUT:
+    if target is not None and target != output.STANDARD_OUTPUT:
         output.check_target(target, force=force, inputs=inputs, folder=FOLDERS.get(format, False))
     chosen = exporter(format)
     report = load(*inputs).attribute()
     if serve is not None:
         _serve(report, serve)
-    elif target == STANDARD_OUTPUT:
+    elif target == output.STANDARD_OUTPUT:
         _print(chosen, report, format)
     elif target is not None:
         folder = FOLDERS.get(format, False)
@@ -78,8 +75,7 @@ def _print(chosen: Exporter, report: Report, format: str) -> None:
         if path.is_dir():
             raise RcaError(f"{format}: several files, which standard output cannot hold; -o PATH")
         with path.open("rb") as written:
-            shutil.copyfileobj(written, sys.stdout.buffer)
-        sys.stdout.flush()
+            output.print_from(written)
 
 
 def _serve(report: Report, address: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from rca_llm.commands.paths import PATH
 from rca_llm.inject.catalogue import CAUSES
 from rca_llm.inject.traced import inject
 
@@ -37,7 +38,7 @@ def _sizes(values: tuple[float, ...]) -> list[str]:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The run directory [default: CAUSE.rca].",
 )
 @click.option("--without", is_flag=True, help="The same load without the cause, to compare with.")

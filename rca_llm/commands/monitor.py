@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rca_llm.commands.paths import PATH
 from rca_llm.commands.trace import DURATION
 from rca_llm.errors import RcaError, one_line
 from rca_llm.run import is_run
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command("monitor")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.option(
     "--window", type=DURATION, default="30s", show_default=True, help="How far back to look."
 )
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--dump",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="A folder for the windows in which an objective is broken; made where it is missing.",
 )
 def command(

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
-import msgspec
 
 from rca_llm import output
+from rca_llm.commands.paths import PATH
 from rca_llm.distributed.job import analyse
 from rca_llm.exporters import terminal
 from rca_llm.exporters.html import write as write_page
 from rca_llm.hints.thresholds import overriding as load_thresholds
-from rca_llm.report import Report
-
-STANDARD_OUTPUT = Path("-")
-
-
-def summary_json(report: Report) -> bytes:
-    """The summary as a JSON document in UTF-8; identical inputs give identical bytes."""
-    return msgspec.json.format(msgspec.json.encode(report.summary), indent=1) + b"\n"
-
-
-def write_summary(report: Report, target: Path) -> None:
-    """Write the summary as JSON."""
-    target.write_bytes(summary_json(report))
 
 
 @click.command("report")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT…")
-@click.option("-o", "--output", "page", type=click.Path(path_type=Path), help="The HTML report.")
+@click.option("-o", "--output", "page", type=PATH, help="The HTML report.")
 @click.option(
     "--json",
     "summary",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The summary as JSON; - is standard output, without the table.",
 )
 @click.option("--force", is_flag=True, help="Overwrite outputs that exist.")
@@ -49,7 +35,7 @@ def write_summary(report: Report, target: Path) -> None:
 )
 @click.option(
     "--thresholds",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Limits of the rules to use instead: a TOML file of [RULE] tables with name = value.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print no table.")
@@ -68,16 +54,11 @@ def command(
     An INPUT is a run directory, a Nsight Systems export, a PyTorch trace or a file of RCA events;
     a directory or several paths, or URLs that fsspec knows, are the ranks of one job.
     """
-    piped = summary == STANDARD_OUTPUT
-    for target in (page, None if piped else summary):
-        if target is not None:
-            output.check_target(target, force=force, inputs=inputs)
+    output.check_targets(page, summary, force=force, inputs=inputs)
     report = analyse(inputs, jobs, scheduler, load_thresholds(thresholds))
-    if piped:
-        sys.stdout.buffer.write(summary_json(report))
-    elif summary is not None:
-        output.write(summary, lambda draft: write_summary(report, draft), force=force)
+    if summary is not None:
+        output.write_json(summary, report.summary, force=force)
     if page is not None:
         output.write(page, lambda draft: write_page(report, draft), force=force)
-    if not (quiet or piped):
+    if not (quiet or summary == output.STANDARD_OUTPUT):
         terminal.show(report)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from rca_llm.commands.paths import PATH
 from rca_llm.launch import Options, trace
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -39,10 +40,10 @@ DURATION = _Amount("duration", _SECONDS)
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The run directory [default: rca-CMD-TIME.rca].",
 )
-@click.option("--report", type=click.Path(path_type=Path), help="Also write the HTML report.")
+@click.option("--report", type=PATH, help="Also write the HTML report.")
 @click.option("--force", is_flag=True, help="Replace an earlier run directory or report.")
 @click.option(
     "--start",

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from rca_llm import output
+from rca_llm.commands.paths import PATH
 from rca_llm.commands.variadic import Variadic
 from rca_llm.exporters import prediction
 from rca_llm.readers import load
@@ -23,7 +24,12 @@ from rca_llm.whatif import factors, whatif
     metavar="NAME=FACTOR…",
     help="A class or part and the factor of its time, as communication=0 scheduling.launch=0.1.",
 )
-@click.option("--json", "document", type=click.Path(path_type=Path), help="The answer as JSON.")
+@click.option(
+    "--json",
+    "document",
+    type=PATH,
+    help="The answer as JSON; - is standard output, without the table.",
+)
 @click.option("--force", is_flag=True, help="Overwrite an output that exists.")
 def command(
     inputs: tuple[str, ...], settings: tuple[str, ...], document: Path | None, force: bool
@@ -33,9 +39,9 @@ def command(
     A class stands for all its parts that can be set; waiting, queueing and interference follow.
     """
     changed = factors(settings)
-    if document is not None:
-        output.check_target(document, force=force, inputs=inputs)
+    output.check_targets(None, document, force=force, inputs=inputs)
     found = whatif(load(*inputs).attribute(), changed)
     if document is not None:
         output.write_json(document, found, force=force)
-    prediction.show(found, settings)
+    if document != output.STANDARD_OUTPUT:
+        prediction.show(found, settings)

@@ -67,6 +67,8 @@ def is_url(path: str) -> bool:
 def source(path: str | os.PathLike[str]) -> Source:
     """The input at a path or URL; `RcaError` where there is none or it cannot be opened."""
     name = os.fspath(path)
+    if not name:
+        raise RcaError("an input's path is empty")
     try:
         if _is_directory(name):
             return Source(name, directory=True)

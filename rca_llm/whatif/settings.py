@@ -20,18 +20,23 @@ LARGEST_FACTOR = 1_000
 
 
 def factors(settings: Sequence[str]) -> dict[str, float]:
-    """The factor of every part that `NAME=FACTOR` settings change; a class stands for its parts.
+    """The factor of every part that `NAME=FACTOR` settings change; a class stands for its parts,
+    of which one that is named itself has its own factor.
 
     Raises `RcaError` for anything else.
     """
     found: dict[str, float] = {}
-    for setting in settings:
+    names: set[str] = set()
+    for setting in sorted(settings, key=lambda one: "." in one.partition("=")[0]):
         name, _, text = setting.partition("=")
         parts = [p for p in PARTS if name in (p, p.partition(".")[0]) and p not in DERIVED]
         if name in DERIVED:
             raise RcaError(f"{name} follows from the other parts and cannot be set")
         if not parts:
             raise RcaError(f"{name}: no such class or part; see the parts of a report")
+        if name in names:
+            raise RcaError(f"{setting}: {name} is set twice; give it one factor")
+        names.add(name)
         found |= dict.fromkeys(parts, _factor(text, setting))
     return found
 
