@@ -47,6 +47,7 @@ FAULTS = (
 WORDS_A_CELL = layout.CELL_BYTES // 8
 MAX_NAME_BYTES = 4096
 FEW_RECORDERS = 8  # threads that may always record, whatever the limit on descriptors
+MOST_MAKING = 2  # recorders that one thread makes at a time, one inside the other
 # Names made from data (request ids, f-strings) never end: the table starts anew at this size, and
 # strings still in use get a second id.
 MAX_NAMES = 65536
@@ -136,13 +137,15 @@ class Recorder(Room):
         if self._size:
             self._let_go()
         self._block = block
-        self.begin = self._size
-        self.words = memoryview(block).cast("q")
+        words, end = memoryview(block).cast("q"), size // 8
         self._views = [view for view in self._views if view() is not None]
-        self._views.append(ref(self.words))
+        self._views.append(ref(words))
+        # No call between these lines: what records in one must find a block and its place in it.
+        self.begin = self._size
+        self.at = self.last = 0
+        self.end = end
+        self.words = words
         self._size += size
-        self.at = 0
-        self.end = size // 8
 
     def _let_go(self) -> None:
         """Keep the current block mapped for ever if closing it could close a file of the program.
@@ -191,7 +194,7 @@ class Recorder(Room):
     def _grow(self, need: int) -> bool:
         # Busy: the garbage collector or a signal handler came in while this thread was growing.
         if self._stopped or self._busy:
-            self._header[layout.DROPPED_OFFSET // 8] += 1
+            self.miss(1)
             return False
         self._busy = True
         try:
@@ -216,6 +219,10 @@ class Recorder(Room):
         header[layout.STOPPED_OFFSET // 8] = perf_counter_ns()
         header[layout.ERRNO_OFFSET // 8] = number
         header[layout.DROPPED_OFFSET // 8] += 1
+
+    def miss(self, count: int) -> None:
+        """Count records that were not written."""
+        self._header[layout.DROPPED_OFFSET // 8] += count
 
     def close(self) -> None:
         """Note a clean end in the header; records may still follow."""
@@ -380,17 +387,39 @@ def _open_main() -> None:
 
 def _open() -> Recorder:
     """Open this thread's segment. A failed thread is not tried again."""
-    if not run or getattr(local, "failed", False):
+    mine = local.__dict__
+    if not run or "failed" in mine:
         raise AttributeError("not recording")
-    # Set first: the garbage collector may come in here and ask for the recorder.
-    local.failed = True
-    recorder = _take_over() or _create()
-    local.recorder = recorder
+    recorder = _make(mine)
+    kept: Recorder = mine.setdefault("recorder", recorder)
+    if kept is not recorder:  # what came in while it was made has opened one, and recorded there
+        _spare.append(recorder)
+        return kept
     local.lease = Lease(recorder)
     if fast:
         fast.adopt(recorder)
-    local.failed = False
+    recorder.miss(mine.pop("missed", 0))
     return recorder
+
+
+def _make(mine: dict[str, Any]) -> Recorder:
+    """A recorder for the calling thread, which keeps ``mine``.
+
+    The garbage collector or a signal handler may come in here and record: then it makes one too,
+    but not signal in signal without end.
+    """
+    depth = mine.get("making", 0)
+    if depth >= MOST_MAKING:
+        mine["missed"] = mine.get("missed", 0) + 1
+        raise AttributeError("being opened")
+    mine["making"] = depth + 1
+    try:
+        return _take_over() or _create()
+    except FAULTS:
+        mine["failed"] = True
+        raise
+    finally:
+        mine["making"] = depth
 
 
 def _take_over() -> Recorder | None:
@@ -409,7 +438,7 @@ def _create() -> Recorder:
         if len(_recorders) >= FEW_RECORDERS and len(_recorders) >= _most_recorders():
             raise OSError(errno.EMFILE, "descriptors are the program's")
         recorder = Recorder(*new_segment(run))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         for first in _recorders[:1]:
             first.lose(getattr(error, "errno", None) or 0)
         raise AttributeError("no segment") from None

@@ -155,7 +155,10 @@ def span(
             name, kind = text(name), text(kind)
         if request is not None and type(request) is not str:
             request = text(request)
-        here: Recorder = local.recorder
+        try:
+            here: Recorder = local.recorder
+        except AttributeError:  # the first span of a thread opens its recorder
+            here = current()
         if step is not None or bytes is not None or path is not None:
             return _rich(here, name, kind, request, step, bytes, path)
         if here.at >= here.last and not here.refill():
@@ -177,7 +180,7 @@ def span(
             words[at + 3] = here.word(here.spans, name, SPAN)
         return made
     except FAULTS:
-        return _first(name, kind, request, step, bytes, path)
+        return OFF  # a span that cannot be written
 
 
 def off_span(
@@ -190,23 +193,6 @@ def off_span(
 ) -> Off:
     """``span`` outside a trace."""
     return OFF
-
-
-def _first(
-    name: str,
-    kind: str,
-    request: str | None,
-    step: int | None,
-    bytes: int | None,
-    path: str | None,
-) -> Off:
-    """The first span of a thread opens its recorder; a span that cannot be written is off."""
-    try:
-        if hasattr(local, "recorder"):
-            return OFF
-        return _rich(current(), name, kind, request, step, bytes, path)
-    except FAULTS:
-        return OFF
 
 
 def _rich(
@@ -253,7 +239,10 @@ def record(name: str, request: str | None = None, **numbers: float) -> None:
             name = text(name)
         if request is not None and type(request) is not str:
             request = text(request)
-        here: Recorder = local.recorder
+        try:
+            here: Recorder = local.recorder
+        except AttributeError:
+            here = current()
         if numbers:
             _rich_mark(here, name, request, numbers)
         elif here.at < here.last or here.refill():
@@ -272,19 +261,11 @@ def record(name: str, request: str | None = None, **numbers: float) -> None:
         if ranges.enabled:
             ranges.mark(name)
     except FAULTS:
-        _first_mark(name, request, numbers)
+        pass
 
 
 def off_record(name: str, request: str | None = None, **numbers: float) -> None:
     """``record`` outside a trace."""
-
-
-def _first_mark(name: str, request: str | None, numbers: dict[str, float]) -> None:
-    try:
-        if not hasattr(local, "recorder"):
-            _rich_mark(current(), name, request, numbers)
-    except FAULTS:
-        pass
 
 
 def _rich_mark(here: Recorder, name: str, request: str | None, numbers: dict[str, float]) -> None:

@@ -61,7 +61,7 @@ class _Reading:
             "dropped_records",
             int(segment.header["dropped"]),
             f"process {segment.pid}",
-            f"recording ended: {os.strerror(segment.header['stop_errno'])}",
+            _why_dropped(int(segment.header["stop_errno"])),
         )
 
     def finish(self) -> None:
@@ -233,3 +233,10 @@ def _value(segment: Segment, place: int) -> float:
     if segment.flags[place] & layout.FLAG_FLOAT:
         return float(value.view(np.float64))
     return float(value)
+
+
+def _why_dropped(number: int) -> str:
+    """What is said of records that were not written, by the error number that a segment holds."""
+    if not number:
+        return "records were not written, recording went on"
+    return f"recording ended: {os.strerror(number)}"
