@@ -43,7 +43,8 @@ def warnings(found: Mapping[str, Any]) -> Iterator[str]:
     if reasons:
         yield f"Not comparable because of other {'; other '.join(reasons)}."
     if found["not_judged"]:
-        yield f"Not judged, since not recorded on both sides: {', '.join(found['not_judged'])}."
+        names = ", ".join(found["not_judged"])
+        yield f"Whether the two differ in the {names} is not known: not recorded on both sides."
 
 
 def sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
@@ -125,6 +126,8 @@ _PAGE = """\
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>RCA-LLM comparison</title>
 <style>

@@ -55,7 +55,11 @@ def test_the_same_work_is_comparable() -> None:
     found = compared(scene(seed=1), scene(seed=2))
     assert found["not_comparable"] == []
     assert found["not_judged"] == ["model"]
-    assert "Not comparable" not in comparison.page(found)
+    page = comparison.page(found)
+    assert "Not comparable" not in page
+    assert "Whether the two differ in the model is not known" in page
+    assert 'name="viewport"' in page
+    assert 'name="color-scheme" content="light dark"' in page
 
 
 def test_other_work_is_told() -> None:
