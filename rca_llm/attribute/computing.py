@@ -34,6 +34,10 @@ class Computing:
         columns = self.thread, self.start, self.end, self.part, self.request
         return Computing(*(column[rows] for column in columns))
 
+    def within(self, start: int, end: int) -> Computing:
+        """The pieces that overlap [start, end)."""
+        return self.take((self.start < end) & (self.end > start))
+
     def layers(self) -> list[Pieces]:
         """When any thread computed, which hides the other layer: what kept threads from it."""
         on = self.part == COMPUTE

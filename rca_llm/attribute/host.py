@@ -230,6 +230,8 @@ def of_thread(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pie
 
 def within(pieces: Pieces, gaps: tuple[Ints, Ints]) -> Pieces:
     """The parts of some pieces that lie within disjoint, ascending intervals."""
+    if not len(gaps[0]) or not len(pieces):
+        return intervals.EMPTY
     pieces = intervals.cut(pieces, intervals.distinct(np.concatenate(gaps)))
     row = np.searchsorted(gaps[0], pieces.start, "right") - 1
     inside = (row >= 0) & (pieces.start < gaps[1][np.maximum(row, 0)])

@@ -11,6 +11,7 @@ import numpy as np
 
 from rca_llm import intervals
 from rca_llm.attribute import host
+from rca_llm.attribute.computing import Computing
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import CODE, NO_PART
 from rca_llm.intervals import EMPTY, Pieces
@@ -60,21 +61,25 @@ def instead(recording: Recording, id: str, rank: tuple[int, ...], start: int, en
 
     Pieces within [start, end) that take the place of the parts of the rank of these processes: all
     of it where the thread that drives the rank is not of a touched process, else when only others
-    computed. Nothing where no process recorded anything of the request.
+    computed; while threads of touched processes do for others, what the request's own tell.
+    Nothing where no process recorded anything of the request.
     """
     records, touched = recording.host, _processes(recording, id)
     nobody = np.zeros(len(records.threads), np.int64)
     main = host.main_thread(records, nobody, rank)
     if not touched or main == host.NO_THREAD or end <= start:
         return EMPTY
-    worked = _worked(recording, id, touched)
-    layers = records.computing.take(worked).layers()
+    found = records.computing.within(start, end)
+    process = np.array([process for process, _ in records.threads] or [0], np.int64)
+    inside = np.isin(process[found.thread], touched)
+    layers = found.take(inside).layers()
     if records.threads[main][0] in touched:
-        others = records.computing.take(~worked)
-        begins, ends = intervals.union(others.start, others.end)
-        layers.append(Pieces(begins, ends, np.full(len(begins), OTHER, np.int64)))
-        told, _ = intervals.overlay(layers, start, end)
-        return told.take(np.flatnonzero(told.label == OTHER))
+        unrelated = _only(found, ~inside, start, end)
+        elsewhere = Pieces(*unrelated, np.full(len(unrelated[0]), OTHER, np.int64))
+        gaps = _only(found, inside & _foreign(recording, id, found), start, end)
+        mine = host.within(own_threads(recording, id, start, end, alone=True), gaps)
+        told, _ = intervals.overlay([mine, elsewhere], start, end)
+        return told.take(np.flatnonzero(told.label != NO_PART))
     own = host.main_thread(records, nobody, touched)
     gap = np.array([start], np.int64), np.array([end], np.int64)
     if own != host.NO_THREAD:
@@ -83,22 +88,26 @@ def instead(recording: Recording, id: str, rank: tuple[int, ...], start: int, en
     return told.relabel(np.append(np.arange(len(CODE)), OTHER))
 
 
-def _worked(recording: Recording, id: str, touched: tuple[int, ...]) -> Mask:
-    """Which pieces of computing may be a request's: those of touched processes.
+def _only(found: Computing, rows: Mask, start: int, end: int) -> tuple[Ints, Ints]:
+    """When, within [start, end), only these pieces of computing go on."""
+    layers: list[Pieces] = []
+    for number, of in enumerate((found.take(~rows), found.take(rows))):
+        begins, ends = intervals.union(of.start, of.end)
+        layers.append(Pieces(begins, ends, np.full(len(begins), number, np.int64)))
+    told, _ = intervals.overlay(layers, start, end)
+    only = told.label == 1
+    return told.start[only], told.end[only]
 
-    Not those that name another, on a thread that never worked for this one, where its own threads
-    are known.
+
+def _foreign(recording: Recording, id: str, found: Computing) -> Mask:
+    """Which pieces of computing name another request, on a thread that never worked for this one.
+
+    None where the request's own threads are not known.
     """
-    records = recording.host
-    found, code = records.computing, recording.timeline.strings.find(id)
-    process = np.array([process for process, _ in records.threads] or [0], np.int64)
-    inside: Mask = np.isin(process[found.thread], touched)
-    own = intervals.distinct(records.range_thread[_own_rows(recording, id)])
-    if not len(own):
-        return inside
-    named = (found.request >= 0) & (found.request != code)
-    inside &= ~named | np.isin(found.thread, own)
-    return inside
+    own = intervals.distinct(recording.host.range_thread[_own_rows(recording, id)])
+    named = (found.request >= 0) & (found.request != recording.timeline.strings.find(id))
+    foreign: Mask = named & np.isin(found.thread, own, invert=True) & (len(own) > 0)
+    return foreign
 
 
 def _own_rows(recording: Recording, id: str) -> Ints:
