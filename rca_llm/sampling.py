@@ -113,12 +113,12 @@ class Sampler:
     def _census(self) -> None:
         if self._gap is None:
             self._system.census()
+            self._check_limits()
 
     def _slow(self) -> None:
         self._anchor()
         if self._gap is None:
             self._system.slow()
-            self._check_limits()
 
     def _check_limits(self) -> None:
         limits = self.limits

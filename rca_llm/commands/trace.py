@@ -60,7 +60,8 @@ DURATION = _Amount("duration", _SECONDS)
 @click.option(
     "--max-size",
     type=_Amount("size", dict(_UNITS)),
-    help="Stop recording at this size of the run directory (500M, 2G).",
+    help="Stop recording once the run directory has this size (500M, 2G), looked at each 0.2 s:"
+    " what is written in between comes on top.",
 )
 @click.option("--nvtx", type=click.Choice(["on", "off"]), default="on", show_default=True)
 @click.option(
