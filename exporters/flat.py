@@ -15,6 +15,7 @@ TABLES = (
     "devices",
     "requests",
     "windows",
+    "marks",
     "steps",
     "ranges",
     "api",
