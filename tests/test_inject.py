@@ -220,6 +220,9 @@ def test_the_cause_is_found(cause: str, tmp_path: Path) -> None:
 
 
 def test_an_output_that_exists_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "run.rca").mkdir()
-    assert main(["inject", "clean", "-o", str(tmp_path / "run.rca")]) == 2
+    kept = tmp_path / "run.rca" / "kept"
+    kept.parent.mkdir()
+    kept.write_text("precious")
+    assert main(["inject", "clean", "-o", str(kept.parent)]) == 2
     assert "--force" in capsys.readouterr().err
+    assert [*kept.parent.iterdir()] == [kept]
