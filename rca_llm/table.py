@@ -36,6 +36,24 @@ _DTYPES: dict[Kind, tuple[Any, Any]] = {
 Schema = Mapping[str, Kind]
 
 
+class RowsBy:
+    """The rows that hold a value of a column, for many values: ordered once, two searches each.
+
+    `rows` are those to look in, all where None.
+    """
+
+    def __init__(self, column: Array, rows: Ints | None = None) -> None:
+        mine = column if rows is None else column[rows]
+        order = np.argsort(mine, kind="stable")
+        self._rows: Ints = order if rows is None else rows[order]
+        self._values = mine[order]
+
+    def __getitem__(self, value: int) -> Ints:
+        """The rows that hold a value, ascending where the rows to look in are."""
+        first = np.searchsorted(self._values, value, "left")
+        return self._rows[first : np.searchsorted(self._values, value, "right")]
+
+
 class Strings:
     """The distinct texts of a timeline; columns hold their indices."""
 

@@ -10,7 +10,7 @@ from rca_llm import intervals
 from rca_llm.attribute.innermost import innermost
 from rca_llm.attribute.parts import CODE
 from rca_llm.intervals import Pieces
-from rca_llm.table import UNKNOWN, Array, Ints, Table
+from rca_llm.table import UNKNOWN, Array, Ints, RowsBy, Table
 
 COMPUTE = CODE["compute.cpu"]
 
@@ -48,24 +48,21 @@ class Computing:
 
 
 def find(
-    records: tuple[Ints, Ints, Ints, Ints], range_thread: Ints, ranges: Table, spans: Ints
+    of_thread: RowsBy,
+    columns: tuple[Ints, Ints, Ints],
+    range_thread: Ints,
+    ranges: Table,
+    spans: Ints,
 ) -> Computing:
-    """The pieces of the compute spans, rows of `ranges`; a record is thread, start, end and part.
+    """The pieces of the compute spans, rows of `ranges`; `columns` of records: start, end, part.
 
-    Records of one thread are looked up by order, as a server may have a thread for each request.
+    `of_thread` finds the records of a thread, as a server may have a thread for each request.
     """
-    thread, *columns = records
     found = [Computing(*(np.empty(0, np.int64) for _ in range(5)))]
     spans = spans[np.argsort(range_thread[spans], kind="stable")]
-    order = np.argsort(thread, kind="stable") if len(spans) else spans
-    owner = thread[order]
     for run in intervals.runs(range_thread[spans]):
         rows, number = spans[run], int(range_thread[spans[run.start]])
-        first, last = (
-            np.searchsorted(owner, number, "left"),
-            np.searchsorted(owner, number, "right"),
-        )
-        start, end, part = (column[order[first:last]] for column in columns)
+        start, end, part = (column[of_thread[number]] for column in columns)
         inside = intervals.innermost_wins(ranges["start"][rows], ranges["end"][rows])
         gaps = intervals.union(inside.start, inside.end)
         told = intervals.cut(innermost(start, end, part, gaps), _edges(inside))

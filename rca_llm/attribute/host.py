@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from rca_llm.attribute.links import Links, dense_threads
 from rca_llm.attribute.parts import CODE, NO_PART
 from rca_llm.attribute.ranks import Rank
 from rca_llm.intervals import Pieces
-from rca_llm.table import UNKNOWN, Ints, Mask
+from rca_llm.table import UNKNOWN, Ints, Mask, RowsBy
 from rca_llm.trace import Timeline
 
 _WORKING_DOMAINS = ("cpu_op", "python")
@@ -30,7 +29,8 @@ class HostRecords:
     """The host records of a timeline that can explain idle time, one row a record.
 
     `thread` is an index into `threads`, pairs (process, thread); `api_thread` and its like hold
-    the same for every row of the table. `part` is the part of idle time that a record explains.
+    the same for every row of the table; `by_thread` finds the records of one. `part` is the part of
+    idle time that a record explains.
     `running` holds thread, start and end of threads seen running, which explain only what nothing
     else does; `computing` is of an engine that computes on the CPU, empty on others. `compute_ns`
     and `recorded_ns` are each thread's time in compute spans, and in all spans.
@@ -44,22 +44,11 @@ class HostRecords:
     start: Ints
     end: Ints
     part: Ints
+    by_thread: RowsBy
     running: tuple[Ints, Ints, Ints]
     computing: Computing
     compute_ns: Ints
     recorded_ns: Ints
-
-    @cached_property
-    def _by_thread(self) -> tuple[Ints, Ints]:
-        order = np.argsort(self.thread, kind="stable")
-        return order, self.thread[order]
-
-    def rows_of(self, thread: int) -> Ints:
-        """The records of one thread."""
-        order, owner = self._by_thread
-        return order[
-            np.searchsorted(owner, thread, "left") : np.searchsorted(owner, thread, "right")
-        ]
 
 
 def host_records(timeline: Timeline, *, on_gpu: bool) -> HostRecords:
@@ -90,6 +79,7 @@ def host_records(timeline: Timeline, *, on_gpu: bool) -> HostRecords:
     computed = np.where(computes, spent, 0)
     on_cpu = computes & (range_part == CODE["compute.cpu"])
     thread, start, end, part = thread[telling], start[telling], end[telling], part[telling]
+    by_thread = RowsBy(thread)
     return HostRecords(
         threads,
         api_thread,
@@ -99,8 +89,9 @@ def host_records(timeline: Timeline, *, on_gpu: bool) -> HostRecords:
         start,
         end,
         part,
+        by_thread,
         (state_thread[running], states["start"][running], states["end"][running]),
-        computing.find((thread, start, end, part), range_thread, ranges, np.flatnonzero(on_cpu)),
+        computing.find(by_thread, (start, end, part), range_thread, ranges, np.flatnonzero(on_cpu)),
         intervals.sum_by(range_thread, computed, len(threads)),
         intervals.sum_by(range_thread, spent, len(threads)),
     )
@@ -201,7 +192,7 @@ def _explain_thread(
 
 
 def _recorded(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:
-    rows = records.rows_of(thread)
+    rows = records.by_thread[thread]
     return innermost(records.start[rows], records.end[rows], records.part[rows], gaps)
 
 

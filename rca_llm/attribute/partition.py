@@ -19,7 +19,7 @@ from rca_llm.attribute.step_work import StepWork
 from rca_llm.attribute.steps import Steps
 from rca_llm.attribute.stretches import Shared, shared
 from rca_llm.intervals import Pieces
-from rca_llm.table import Ints, known
+from rca_llm.table import Ints, RowsBy, known
 from rca_llm.trace import Timeline
 
 
@@ -38,19 +38,17 @@ class Recording:
     steps: Steps
 
     @cached_property
-    def _by_request(self) -> tuple[Ints, Ints]:
-        """The rows of `ranges` that have a kind and name a request, by request, and whose."""
+    def _by_request(self) -> RowsBy:
+        """The rows of `ranges` that have a kind and name a request, by request."""
         ranges = self.timeline["ranges"]
         if "request" not in ranges:
-            return intervals.EMPTY.label, intervals.EMPTY.label
+            return RowsBy(intervals.EMPTY.label)
         rows = np.flatnonzero((ranges["request"] >= 0) & (ranges["kind"] >= 0))
-        rows = rows[np.argsort(ranges["request"][rows], kind="stable")]
-        return rows, ranges["request"][rows]
+        return RowsBy(ranges["request"], rows)
 
     def spans_of_request(self, code: int) -> Ints:
         """The rows of `ranges` that have a kind and name a request (a text code)."""
-        rows, owner = self._by_request
-        return rows[np.searchsorted(owner, code, "left") : np.searchsorted(owner, code, "right")]
+        return self._by_request[code]
 
 
 @dataclass(frozen=True)

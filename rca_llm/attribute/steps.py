@@ -13,7 +13,7 @@ from rca_llm import intervals
 from rca_llm.attribute.links import among, dense_threads
 from rca_llm.attribute.ranks import Rank
 from rca_llm.intervals import Pieces
-from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Table, integers, known
+from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, RowsBy, Table, integers, known
 from rca_llm.trace import BATCH, Timeline
 
 NO_STEP = -1
@@ -101,17 +101,15 @@ class Steps:
         return len(self.id)
 
     @cached_property
-    def _by_request(self) -> tuple[Ints, Ints]:
-        """The rows of the batch by request, and the request of each (a text code)."""
-        order = np.argsort(self.batch["request"], kind="stable")
-        return order, self.batch["request"][order]
+    def _by_request(self) -> RowsBy:
+        """The rows of the batch by request (a text code)."""
+        return RowsBy(self.batch["request"])
 
     def of_request(self, code: int) -> tuple[Ints, Ints]:
         """The steps that a request (a text code) is in, and its phase in each (a text code)."""
-        order, codes = self._by_request
         if code < 0:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        rows = order[np.searchsorted(codes, code, "left") : np.searchsorted(codes, code, "right")]
+        rows = self._by_request[code]
         rows = rows[self.batch["step"][rows] >= 0]
         return self.batch["step"][rows], self.batch["phase"][rows].astype(np.int64)
 
