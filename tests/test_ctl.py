@@ -10,7 +10,7 @@ import pytest
 
 from rca_llm.readers import load, read
 from rca_llm.run import Run
-from tests.traced import TRACE, environment, texts, trace_code
+from tests.traced import environment, texts, trace_code, trace_ready
 
 
 def _ctl(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -21,15 +21,8 @@ def _ctl(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_marks_and_status_of_a_running_trace(tmp_path: Path) -> None:
     run = tmp_path / "run"
     code = "import sys; print('ready', flush=True); sys.stdin.read()"
-    launcher = subprocess.Popen(
-        [*TRACE, "-o", str(run), "--", sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(),
-    )
+    launcher = trace_ready(run, sys.executable, "-c", code)
     assert launcher.stdin is not None
-    assert launcher.stdout is not None
-    launcher.stdout.readline()
     assert "state      recording" in _ctl(str(run), "status").stdout
     assert _ctl(str(run), "mark", "before the change").returncode == 0
     assert _ctl(str(run), "stop").returncode == 0

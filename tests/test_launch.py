@@ -17,7 +17,7 @@ from rca_llm.readers.files import source
 from rca_llm.readers.run import read_segments
 from rca_llm.run import Run
 from rca_llm.trace import TABLES
-from tests.traced import TRACE, environment, texts, trace, trace_code
+from tests.traced import TRACE, environment, texts, trace, trace_code, trace_ready
 
 _SERVER = """
 import os, signal, sys, time
@@ -380,15 +380,9 @@ def test_a_daemon_that_outlives_its_command_keeps_recording(tmp_path: Path) -> N
 def test_signals_after_the_command_ended_do_not_cost_its_status(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; print('ready', flush=True); sys.stdin.read(); sys.exit(11)")
-    launcher = subprocess.Popen(
-        [*TRACE, "-o", str(tmp_path / "run"), "--", sys.executable, str(script)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(),
-    )
+    launcher = trace_ready(tmp_path / "run", sys.executable, str(script))
     assert launcher.stdin is not None
     assert launcher.stdout is not None
-    launcher.stdout.readline()
     launcher.stdin.close()
     launcher.stdout.read()  # the end of the command closes its output
     for _ in range(20):

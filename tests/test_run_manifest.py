@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from rca_llm.commands.ctl import command as ctl
 from rca_llm.readers import load
 from rca_llm.run import Run
 from tests.timelines import findings
-from tests.traced import TRACE, environment, trace_code
+from tests.traced import trace_code, trace_ready
 
 CODE = """
 import sys
@@ -59,15 +58,9 @@ def test_a_lost_manifest_is_told(tmp_path: Path, damage: str | None) -> None:
 
 def test_a_killed_launcher_is_told_while_the_program_lives_and_after(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    launcher = subprocess.Popen(
-        [*TRACE, "-o", str(path), "--", sys.executable, "-c", CODE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(),
-    )
+    launcher = trace_ready(path, sys.executable, "-c", CODE)
     assert launcher.stdin is not None
     assert launcher.stdout is not None
-    launcher.stdout.readline()
     assert status(path) == "recording"
     assert not quality(path, "not_finished")
     launcher.send_signal(signal.SIGKILL)

@@ -52,6 +52,19 @@ def trace(
     return Traced(Run(path), done.returncode, done.stdout, done.stderr)
 
 
+def trace_ready(path: Path, *command: str) -> subprocess.Popen[bytes]:
+    """Start a command under `rca-llm trace -o path`; it has printed its first line."""
+    launcher = subprocess.Popen(
+        [*TRACE, "-o", str(path), "--", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+    )
+    assert launcher.stdout is not None
+    launcher.stdout.readline()
+    return launcher
+
+
 def trace_code(tmp_path: Path, code: str, *options: str) -> Traced:
     """Run Python code under `rca-llm trace`, from a file."""
     script = tmp_path / "script.py"
