@@ -4,11 +4,12 @@
         [--gpu full|kernels]
 
 One traced process a family runs all its causes one after another; afterwards each run's window is
-taken out of the trace and analysed by itself, by several processes. What a trace of ours does not
+taken out of the trace and analysed by itself. What a trace of ours does not
 hold by itself is asked for: `counters` traces bank conflicts and strided loads with `--counters`
 (they need cupti-python and the right to read counters), `shapes` runs the odd matrix products under
 `torch.profiler`, which records their shapes, and reads its files. Every family stands alone, has a
-time limit, and its rows are written to `results/injection.json` at once.
+time limit, and its rows are written to `results/injection.json` at once; its recording, and the
+truths beside it, are kept as `results/FAMILY.tar.zst`, so that a miss can be looked into later.
 
 Work of its own: `--work FAMILY --truths FILE` is the process that is traced.
 """
@@ -16,7 +17,6 @@ Work of its own: `--work FAMILY --truths FILE` is the process that is traced.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -168,8 +168,23 @@ def traced(family: str, session: Session) -> tuple[list[Row], str]:
     lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
     failed = {line["cause"]: line["failed"] for line in lines if "failed" in line}
     good = [line for line in lines if "failed" not in line and line["window"]]
+    keep_recording(folder, session.out / f"{family}.tar.zst")
     rows = analyse(None if family == "shapes" else run, good)
     return rows, f"{note} failed: {failed}" if failed else note
+
+
+def keep_recording(folder: Path, target: Path) -> None:
+    """Pack a family's run directory, without its tables, and its truths."""
+    import tarfile
+
+    from zstandard import ZstdCompressor
+
+    compressor = ZstdCompressor(level=9, threads=-1)
+    with target.open("wb") as file, compressor.stream_writer(file) as packed:
+        with tarfile.open(fileobj=packed, mode="w|") as archive:
+            for path in sorted(folder.rglob("*")):
+                if path.is_file() and "tables" not in path.parts:
+                    archive.add(path, path.relative_to(folder))
 
 
 def run_limited(call: list[str], env: dict[str, str], limit: float) -> str:
@@ -184,7 +199,11 @@ _trace: Any = None
 
 
 def analyse(run: Path | None, truths: list[dict[str, Any]]) -> list[Row]:
-    """The row of every run, by forked processes that share the trace, where there is one."""
+    """The row of every run, one after another: each takes a tenth of a second.
+
+    Forked processes would share the trace, but a fork copies the locks of threads that it does not
+    copy, and two families of three never came back from it.
+    """
     global _trace
     from rca_llm.readers import load
 
@@ -192,13 +211,7 @@ def analyse(run: Path | None, truths: list[dict[str, Any]]) -> list[Row]:
         _trace = load(run)
         counts = {name: len(t) for name, t in _trace.timelines[0].tables.items()}
         print(f"{run.parent.name}: {counts}", flush=True)
-    if (os.cpu_count() or 1) < 4:
-        return [row for row in map(_judge, truths) if row]
-    import multiprocessing
-
-    fork = multiprocessing.get_context("fork")
-    with concurrent.futures.ProcessPoolExecutor(12, mp_context=fork) as pool:
-        return [row for row in pool.map(_judge, truths) if row]
+    return [row for row in map(_judge, truths) if row]
 
 
 def _judge(truth: dict[str, Any]) -> Row | None:
