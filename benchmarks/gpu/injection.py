@@ -180,11 +180,14 @@ def keep_recording(folder: Path, target: Path) -> None:
     from zstandard import ZstdCompressor
 
     compressor = ZstdCompressor(level=9, threads=-1)
-    with target.open("wb") as file, compressor.stream_writer(file) as packed:
-        with tarfile.open(fileobj=packed, mode="w|") as archive:
-            for path in sorted(folder.rglob("*")):
-                if path.is_file() and "tables" not in path.parts:
-                    archive.add(path, path.relative_to(folder))
+    with (
+        target.open("wb") as file,
+        compressor.stream_writer(file) as packed,
+        tarfile.open(fileobj=packed, mode="w|") as archive,
+    ):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and "tables" not in path.parts:
+                archive.add(path, path.relative_to(folder))
 
 
 def run_limited(call: list[str], env: dict[str, str], limit: float) -> str:
