@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from rca_llm.inject.verdict import Row, figures, judged
 from rca_llm.inject.windows import between
 from rca_llm.trace import Trace
 from tests.scenes import MS, Scene
+from tests.timelines import Builder
 
 matrix: Any = importlib.import_module("benchmarks.matrix")
 
@@ -86,6 +88,34 @@ def test_a_window_of_a_trace_is_a_trace() -> None:
     report = cut.attribute().summary
     assert report["totals"]["steps"] == 4
     assert [row["requests"] for row in report["steps"]] == [1] * 4
+
+
+def test_a_launch_is_cut_with_its_kernel() -> None:
+    """Calls at 100 and 300 with kernels inside; at 350 and 380 with kernels after the end."""
+    line = Builder()
+    for id, called, begun in ((1, 40, 120), (2, 100, 150), (3, 350, 420), (4, 380, 390)):
+        line.api("cudaLaunchKernel", called, called + 5, correlation=id)
+        line.api("cuLaunchKernel", called + 1, called + 4, correlation=id)
+        line.kernel("k", begun, begun + 30, correlation=id)
+    line.kernel("replayed", 410, 440, correlation=4)
+    line.kernel("nobody's", 395, 405)
+    cut = between(Trace([line.build()]), 100, 400).timelines[0]
+    # What was launched before keeps the device busy; what begins later was launched for later.
+    assert cut["gpu"]["start"].tolist() == [120, 150, 390, 410, 395]
+    assert cut["api"]["start"].tolist() == [100, 101, 380, 381]
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_weights_are_cast_without_another_fault(tmp_path: Path) -> None:
+    copies, service = (
+        importlib.import_module(f"rca_llm.inject.{name}") for name in ("gpu_copies", "gpu_service")
+    )
+    own = service.Engine("cpu", rows=4, width=8)
+    made = order("dtype_conversion", 1.0, 0, str(tmp_path))
+    found = copies.convert(own, made).document()
+    assert found["occurrences"] == 4
+    assert 0 < found["injected_ns"] < found["latency_ns"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_verdicts_and_figures() -> None:

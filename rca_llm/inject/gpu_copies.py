@@ -109,11 +109,17 @@ class Offload(GpuFault):
 
 
 def convert(own: Engine, order: Order) -> Truth:
-    """Load `magnitude` MB of float32 weights from a file and cast them on the host."""
+    """Load `magnitude` MB of float32 weights from a file and cast them on the host.
+
+    They are cast into pinned memory: a copy from pageable memory would be a fault of its own.
+    """
     ledger = Ledger(measured_by="the wall clock around the casts")
     torch, count = own.torch, round(order.magnitude * 1e6 / 4)
     path = Path(order.folder) / "weights.bin"
     path.write_bytes(bytes(count * 4))
+    half = torch.zeros(count // 4, dtype=own.half, pin_memory=own.on_gpu)
+    target = torch.zeros(count // 4, dtype=own.half, device=own.device)
+    own.synchronise()
     served = ledger.served("load")
     served.arrival = served.scheduled = perf_counter_ns()
     with span("load weights", kind="load", bytes=count * 4, path=str(path)):
@@ -121,10 +127,9 @@ def convert(own: Engine, order: Order) -> Truth:
             with span("read", kind="file", bytes=count, path=str(path)):
                 data = torch.from_file(str(path), size=count // 4, dtype=torch.float32).clone()
             with ledger.delay(), span("cast", kind="cast"):
-                half = data.to(own.half)
-            target = half.to(own.device)
+                half.copy_(data)
+            target.copy_(half, non_blocking=True)
             own.synchronise()
-            del target
     served.last_token = served.finished = perf_counter_ns()
     path.unlink()
     return Truth(order, ledger)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from rca_llm.attribute.links import link
 from rca_llm.table import UNKNOWN, Ints, Mask, Table, known
 from rca_llm.trace import Timeline, Trace
 
 _TIMES = {
-    **dict.fromkeys(("gpu", "api", "ranges", "collectives", "steps", "states"), "start"),
+    **dict.fromkeys(("api", "ranges", "collectives", "steps", "states"), "start"),
     **dict.fromkeys(("tokens", "marks", "samples"), "t"),
     "requests": "arrival",
 }
@@ -16,7 +17,11 @@ _TIMES = {
 
 
 def between(trace: Trace, start: int, end: int) -> Trace:
-    """The records of a trace that begin in [start, end), times of its own clocks."""
+    """The records of a trace that begin in [start, end), times of its own clocks.
+
+    Device work is there where the call that asked for it is: else calls at the end would look as if
+    their work had been lost, and work at the beginning as if nobody had asked for it.
+    """
     return Trace([_timeline(timeline, start, end) for timeline in trace.timelines])
 
 
@@ -26,9 +31,34 @@ def _timeline(timeline: Timeline, start: int, end: int) -> Timeline:
     for name, column in _TIMES.items():
         table = timeline[name]
         found.tables[name] = table.take(_inside(table, column, start, end))
+    gpu = timeline["gpu"]
+    begun = _asked_for(timeline)
+    found.tables["gpu"] = gpu.take((begun >= start) & (begun < end))
+    found.tables |= _device(timeline["gpu"], timeline["api"], start, end)
     found.tables["batch"] = _batch(timeline, start, end)
     found.tables["processes"] = _processes(timeline["processes"], start, end)
     return found
+
+
+def _asked_for(timeline: Timeline) -> Ints:
+    """When the call of every piece of device work was made; of one without, when it began."""
+    gpu, api = timeline["gpu"], timeline["api"]
+    called = link(gpu, api).of_api(api["start"])
+    return np.where(known(called), called, gpu["start"])
+
+
+def _device(gpu: Table, api: Table, start: int, end: int) -> dict[str, Table]:
+    """Device work and calls; a call with work is there where its first work begins in time."""
+    caller = link(gpu, api).api_row
+    same = link(api, api).api_row  # a runtime and a driver call of one launch share an id
+    first = np.full(len(api), np.iinfo(np.int64).max)
+    linked = caller >= 0
+    np.minimum.at(first, caller[linked], gpu["start"][linked])
+    late = np.append((first >= end) & (first < np.iinfo(np.int64).max), False)
+    calls = _inside(api, "start", start, end)
+    by_call = np.append(calls & ~late[:-1], False)[caller]
+    work = np.where(np.append(calls, False)[caller], by_call, _inside(gpu, "start", start, end))
+    return {"gpu": gpu.take(work), "api": api.take(calls & ~late[same])}
 
 
 def _processes(table: Table, start: int, end: int) -> Table:
