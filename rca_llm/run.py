@@ -92,14 +92,19 @@ class Run:
             return mmap.mmap(file.fileno(), layout.CONTROL_BYTES, access=mmap.ACCESS_READ)
 
     def set_gate(self, is_open: bool) -> None:
-        """Start or stop recording in every process of the run."""
+        """Start or stop recording in every process of the run.
+
+        When comes first: who finds the gate changed must not find the time of an earlier change.
+        """
         with self.control.open("r+b", buffering=0) as file:
             before = file.read(16)
             changes = int.from_bytes(before[layout.CONTROL_CHANGES_OFFSET :], "little")
-            file.seek(layout.CONTROL_GATE_OFFSET)
-            file.write(bytes([is_open]))
-            file.seek(layout.CONTROL_CHANGES_OFFSET)
-            file.write((changes + 1).to_bytes(8, "little"))
+            now = time.perf_counter_ns().to_bytes(8, "little")
+            if before[layout.CONTROL_GATE_OFFSET] != is_open:
+                os.pwrite(file.fileno(), now, layout.CONTROL_CHANGED_OFFSET)
+            os.pwrite(file.fileno(), bytes([is_open]), layout.CONTROL_GATE_OFFSET)
+            counted = (changes + 1).to_bytes(8, "little")
+            os.pwrite(file.fileno(), counted, layout.CONTROL_CHANGES_OFFSET)
 
 
 def _disk_bytes(path: Path) -> int:

@@ -48,6 +48,7 @@ class Sampler:
         self._system = System(self._recorder, pid, str(run.path))
         self._gap: tuple[memoryview[int], int] | None = None
         self._gate = run.gate()
+        self._changed = self._told()
         self._plan = Plan([])
         self._threads = [
             threading.Thread(target=self._guard, args=[loop], name="rca-llm sampler", daemon=True)
@@ -142,18 +143,28 @@ class Sampler:
             self._open_gap("paused")
         return is_open
 
+    def _told(self) -> int:
+        """When the gate changed last, as the run says, ns."""
+        place = layout.CONTROL_CHANGED_OFFSET
+        return int.from_bytes(self._gate[place : place + 8], "little")
+
+    def _since(self) -> int:
+        """When the gate changed, once that is noticed; now where nobody says it, ns."""
+        before, self._changed = self._changed, self._told()
+        return self._changed if self._changed != before else time.perf_counter_ns()
+
     def _open_gap(self, reason: str) -> None:
         if self._gap is None:
             room = self._recorder.reserve_always(1)
             if room is not None:
                 name = self._recorder.ids[reason]
-                recorder.put(*room, layout.GAP, time.perf_counter_ns(), 0, name)
+                recorder.put(*room, layout.GAP, self._since(), 0, name)
                 self._gap = room
 
     def _close_gap(self) -> None:
         if self._gap is not None:
             words, at = self._gap
-            words[at + 1] = time.perf_counter_ns()
+            words[at + 1] = self._since()
             self._gap = None
 
     def _gpu_loop(self) -> None:

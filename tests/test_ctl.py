@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from rca_llm.probes import format as layout
 from rca_llm.readers import load, read
 from rca_llm.run import Run
 from tests.traced import environment, texts, trace_code, trace_ready
@@ -35,6 +37,25 @@ def test_marks_and_status_of_a_running_trace(tmp_path: Path) -> None:
     [mark] = load(run).attribute().summary["marks"]
     assert mark["name"] == "before the change"
     assert "state      finished" in _ctl(str(run), "status").stdout
+
+
+def test_a_pause_is_recorded_from_the_change_on(tmp_path: Path) -> None:
+    """Not from when the launcher looks: what was launched in between has no record of its own."""
+    run = tmp_path / "run"
+    code = "import sys; print('ready', flush=True); sys.stdin.read()"
+    launcher = trace_ready(run, sys.executable, "-c", code)
+    changes: list[int] = []
+    for is_open in (False, True):
+        time.sleep(0.3)
+        Run(run).set_gate(is_open)
+        Run(run).set_gate(is_open)  # once more is no change
+        told = (run / "control").read_bytes()[layout.CONTROL_CHANGED_OFFSET :]
+        changes.append(int.from_bytes(told[:8], "little"))
+    time.sleep(0.3)
+    assert launcher.stdin is not None
+    launcher.stdin.close()
+    assert launcher.wait(timeout=60) == 0
+    assert read(run).timelines[0].header.extra["gaps"] == [changes]
 
 
 def test_what_is_no_running_trace_is_refused(tmp_path: Path) -> None:

@@ -91,20 +91,24 @@ static void rest_or_wake(bool open)
     }
 }
 
+/* What CUPTI still holds is judged by when the gate changed, not by when that is noticed here. */
 static void follow_gate(void)
 {
     bool open = control_gate();
-    bool changed = gate_note(&sink.gate, (uint64_t)clock_monotonic(), open);
-    if (changed && open)
-        sink_gap_end(&sink);
-    else if (changed)
-        sink_gap_begin(&sink, "paused");
+    if (open != gate_open(&sink.gate)) {
+        uint64_t since = control_changed((uint64_t)clock_monotonic());
+        gate_note(&sink.gate, since, open);
+        if (open)
+            sink_gap_end(&sink, since);
+        else
+            sink_gap_begin(&sink, since, "paused");
+    }
     rest_or_wake(open);
 }
 
 static void displaced(void)
 {
-    sink_gap_begin(&sink, "displaced");
+    sink_gap_begin(&sink, (uint64_t)clock_monotonic(), "displaced");
     activity.collecting = false;
     atomic_store(&collecting, false);
 }
@@ -126,7 +130,7 @@ static void take_back(void)
     activity_resume(&cupti, &options, &activity, !rests() || control_gate());
     if (!activity_clock(&cupti, &reading))
         sink_clock(&sink, reading);
-    sink_gap_end(&sink);
+    sink_gap_end(&sink, (uint64_t)clock_monotonic());
     describe();
 }
 
@@ -191,7 +195,7 @@ static void *run(void *unused)
     if (!sink_open(&sink, &cupti, &options, open))
         return NULL;
     if (!open)
-        sink_gap_begin(&sink, "paused");
+        sink_gap_begin(&sink, (uint64_t)clock_monotonic(), "paused");
     describe();
     buffers_refill();
     for (unsigned count = 1; wait_and_serve(); count++)

@@ -17,4 +17,7 @@ static inline bool control_gate(void)
     return *control_byte != 0;
 }
 
+/* When the gate changed, once one thread finds that it has: what the run says, else `now`. */
+uint64_t control_changed(uint64_t now);
+
 #endif

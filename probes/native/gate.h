@@ -19,8 +19,11 @@ typedef struct Gate {
 /* Begins with the state that the gate has now, for all times before. */
 void gate_start(Gate *self, bool open);
 
-/* Notes the state at a time; true where it changed. */
-bool gate_note(Gate *self, uint64_t time, bool open);
+/* The state noted last. */
+bool gate_open(const Gate *self);
+
+/* Notes another state, since a time. */
+void gate_note(Gate *self, uint64_t time, bool open);
 
 /* Whether a record that began then is wanted. */
 static inline bool gate_wants(const Gate *self, uint64_t start)

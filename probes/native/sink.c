@@ -388,7 +388,7 @@ void sink_flush(Sink *self)
     rotate(self);
 }
 
-void sink_gap_begin(Sink *self, const char *reason)
+void sink_gap_begin(Sink *self, uint64_t time, const char *reason)
 {
     if (self->gap.cell)
         return;
@@ -396,16 +396,16 @@ void sink_gap_begin(Sink *self, const char *reason)
     Cell *cell = segment_reserve(&self->segment, 1);
     if (!cell)
         return;
-    cell_commit(cell, (Cell){.a = clock_monotonic(), .c = id}, RCA_GAP, 0);
+    cell_commit(cell, (Cell){.a = time, .c = id}, RCA_GAP, 0);
     self->gap.cell = cell;
     self->gap.block = block_hold(self->segment.block);
 }
 
-void sink_gap_end(Sink *self)
+void sink_gap_end(Sink *self, uint64_t time)
 {
     if (!self->gap.cell)
         return;
-    __atomic_store_n(&self->gap.cell->b, clock_monotonic(), __ATOMIC_RELEASE);
+    __atomic_store_n(&self->gap.cell->b, time, __ATOMIC_RELEASE);
     block_release(self->gap.block);
     self->gap.cell = NULL;
 }

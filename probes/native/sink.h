@@ -59,8 +59,8 @@ void sink_flush(Sink *self);
 void sink_info(Sink *self, const char *key, int64_t number, const char *value);
 
 /* Opens and closes the stretch in which nothing is recorded by intent. */
-void sink_gap_begin(Sink *self, const char *reason);
-void sink_gap_end(Sink *self);
+void sink_gap_begin(Sink *self, uint64_t time, const char *reason);
+void sink_gap_end(Sink *self, uint64_t time);
 
 void sink_close(Sink *self);
 

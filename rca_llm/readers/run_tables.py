@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from rca_llm.probes import format as layout
-from rca_llm.readers import run_calls, run_collectives, run_gpu, run_steps
+from rca_llm.readers import run_calls, run_collectives, run_gpu, run_pauses, run_steps
 from rca_llm.readers.mending import mend
 from rca_llm.readers.run_looks import Watched
 from rca_llm.readers.run_requests import Requests
@@ -26,11 +26,13 @@ _DEVICE, _PROCESS = layout.SUBJECTS.index("device"), layout.SUBJECTS.index("proc
 
 def fill(timeline: Timeline, segments: Sequence[Segment]) -> None:
     """Append everything that the segments of a run hold to the tables of a timeline."""
-    reading = _Reading(timeline, pauses(segments))
+    paused = pauses(segments)
+    reading = _Reading(timeline, paused)
     for segment in segments:
         reading.read(segment)
     reading.finish()
     run_gpu.add(timeline, segments)
+    run_pauses.leave_out(timeline, paused)
     run_steps.close(timeline)
     run_calls.take_callers(timeline)
     mend(timeline)
@@ -217,10 +219,7 @@ class _Reading:
         )
 
     def _in_pause(self, times: Array) -> Mask:
-        inside = np.zeros(len(times), bool)
-        for start, end in self.pauses:
-            inside |= (times >= start) & (times < end)
-        return inside
+        return run_pauses.inside(self.pauses, times)
 
 
 def _rows(cells: Array, *fields: str) -> Iterable[tuple[int, ...]]:

@@ -321,6 +321,24 @@ def test_the_gate_opens_and_closes_in_a_running_process(app: Traced) -> None:
     assert 0 < gap.a < gap.b
 
 
+def test_a_pause_counts_from_the_change_not_from_when_it_is_noticed(app: Traced) -> None:
+    changes: list[int] = []
+
+    def gate(is_open: bool) -> None:
+        Run(app.run).set_gate(is_open)
+        control = (app.run / "control").read_bytes()[layout.CONTROL_CHANGED_OFFSET :]
+        changes.append(int.from_bytes(control[:8], "little"))
+
+    with app.start("init", "sleep:900") as process:
+        time.sleep(0.3)
+        gate(False)
+        time.sleep(0.2)
+        gate(True)
+        assert process.wait(30) == 0
+    (segment,) = collector_segments(app.run)
+    assert [(gap.a, gap.b) for gap in segment.of(layout.GAP)] == [tuple(changes)]
+
+
 def said_by(path: Path, words: int) -> list[str]:
     """What a program has said, once it has said so many words."""
     deadline = time.monotonic() + 30

@@ -57,6 +57,7 @@ def test_cells_and_header_follow_the_format() -> None:
     assert numbers["RCA_HEADER_BYTES"] == layout.HEADER_BYTES
     assert numbers["RCA_CELL_BYTES"] == layout.CELL_BYTES
     assert numbers["RCA_CONTROL_BYTES"] == layout.CONTROL_BYTES
+    assert numbers["RCA_CONTROL_CHANGED_OFFSET"] == layout.CONTROL_CHANGED_OFFSET
     assert numbers["RCA_WRITER_NATIVE"] == layout.WRITER_NATIVE
 
 
