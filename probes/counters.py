@@ -2,8 +2,9 @@
 
 Runs in a process of its own beside the launcher (`rca-llm trace --counters`), because it needs a
 CUDA context and a libcupti newer than PyTorch's. CUPTI's PM sampling watches the whole device,
-whichever process works on it. Which counters fit into one pass is asked, not assumed: they are
-added in the order of `COUNTERS`, and what does not fit, or is not known on this GPU, is left out.
+whichever process works on it. Which counters fit into one pass is tried, not assumed: they are
+added in the order of `COUNTERS`, and what does not fit, or is not known on this GPU, is left out;
+so is a counter with which no samples come, as those of NVLink where a GPU has no link.
 
 Every sample covers the interval that ends at its time. The GPU stamps samples on a clock of its
 own; pairs of readings of that clock and ours put them on ours.
@@ -13,25 +14,31 @@ from __future__ import annotations
 
 import os
 import sys
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 
 from . import format as layout
 from . import recorder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 INTERVAL_NS = 1_000_000
 DECODE_S = 0.1
-MOST_SAMPLES = 4096
-"""Samples that one look at the GPU may bring; it brings about a hundred."""
+MOST_SAMPLES = 512
+"""Samples that one look at the GPU may bring; it brings about a hundred. CUPTI prepares room for
+all of them at every look, which at 4,096 took two thirds of a processor."""
 HARDWARE_BYTES = 64 << 20
+TRIAL_S = 0.01
+TRIALS = 3
+"""Looks for a first sample of a choice of counters, and the time before each."""
 STRANGE_NS = 3_600_000_000_000
 """A difference of two clock readings that jumps by more than this is no clock."""
 
 PERCENT = 0.01
 _PEAK = ".avg.pct_of_peak_sustained_elapsed"
+_LOADS = "pipe_lsu_mem_global_op_ld.sum"
 COUNTERS: dict[str, tuple[float, tuple[str, ...]]] = {
     "gpu.sm_active": (PERCENT, ("sm__cycles_active" + _PEAK,)),
     "gpu.tensor_active": (
@@ -52,8 +59,6 @@ COUNTERS: dict[str, tuple[float, tuple[str, ...]]] = {
     ),
     "gpu.pcie_read_bytes_s": (1.0, ("pcie__read_bytes.sum.per_second",)),
     "gpu.pcie_write_bytes_s": (1.0, ("pcie__write_bytes.sum.per_second",)),
-    "gpu.nvlink_rx_bytes_s": (1.0, ("nvlrx__bytes.sum.per_second",)),
-    "gpu.nvlink_tx_bytes_s": (1.0, ("nvltx__bytes.sum.per_second",)),
     "gpu.bank_conflicts": (
         PERCENT,
         (
@@ -63,11 +68,17 @@ COUNTERS: dict[str, tuple[float, tuple[str, ...]]] = {
     ),
     "gpu.load_sectors": (
         1.0,
-        ("l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",),
+        (
+            "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+            f"l1tex__t_sectors_{_LOADS} / l1tex__t_requests_{_LOADS}",
+        ),
     ),
+    "gpu.nvlink_rx_bytes_s": (1.0, ("nvlrx__bytes.sum.per_second",)),
+    "gpu.nvlink_tx_bytes_s": (1.0, ("nvltx__bytes.sum.per_second",)),
 }
-"""By our metric: the factor that brings the counter to its unit, and CUPTI's names for it. Shares
-are fractions of the highest rate that the part can keep up; PCIe reads are those of the GPU."""
+"""By our metric: the factor that brings the counter to its unit, and CUPTI's names for it; of two
+with a stroke the first over the second. Shares are fractions of the highest rate that the part can
+keep up; PCIe reads are those of the GPU."""
 
 
 class Clock:
@@ -144,32 +155,47 @@ class Device:
         self.lost = 0
         self._collector = sampling.Collector(index)
         self._collector.enable()
-        self._names: list[str] = []
+        self._names: list[tuple[str, ...]] = []
         self._choose()
         self._configure(self._names)
         self._collector.start()
 
     def _choose(self) -> None:
-        """Take every counter that fits into one pass with those before it."""
+        """Take every counter that can be sampled in one pass with those before it."""
         for metric, (_, names) in COUNTERS.items():
             for name in names:
-                if self._fits([*self._names, name]):
-                    self._names.append(name)
+                chosen = [*self._names, tuple(name.split(" / "))]
+                if self._samples(chosen):
+                    self._names = chosen
                     self.metrics.append(metric)
                     break
         if not self._names:
             raise RuntimeError("no counter can be sampled")
 
-    def _fits(self, names: list[str]) -> bool:
+    def _samples(self, names: list[tuple[str, ...]]) -> bool:
+        """Whether some counters fit into one pass, and samples of them come."""
         try:
             self._configure(names)
+            self._collector.start()
         except Exception:  # cupti-python has errors of its own, made when it is imported
             return False
-        return True
+        try:
+            return any(self._look() for _ in range(TRIALS))
+        except Exception:  # as above
+            return False
+        finally:
+            self._collector.stop()
 
-    def _configure(self, names: list[str]) -> None:
+    def _look(self) -> bool:
+        """Whether samples have come after a moment."""
+        sleep(TRIAL_S)
+        return any(one.end_timestamp for one in self._collector.decode(MOST_SAMPLES))
+
+    def _configure(self, names: list[tuple[str, ...]]) -> None:
         self._collector.configure(
-            metrics=names, sampling_interval=INTERVAL_NS, hardware_buffer_size=HARDWARE_BYTES
+            metrics=[part for name in names for part in name],
+            sampling_interval=INTERVAL_NS,
+            hardware_buffer_size=HARDWARE_BYTES,
         )
 
     def sample(self, here: recorder.Recorder, wanted: bool) -> None:
@@ -182,13 +208,24 @@ class Device:
             here.info("gpu.counters_overflow", None, 1)
             self._restart()
             return
-        found = list(data) if wanted else list(data[-1:])
+        # One that had no end yet says 0, among others that have one.
+        found = [one for one in data if one.end_timestamp] if wanted else list(data[-1:])
         if found:
             self.clock.saw(int(found[-1].end_timestamp))
         for one in found if wanted else ():
             time = self.clock.ours(int(one.end_timestamp))
-            for metric, value in zip(self.metrics, one.metric_values, strict=True):
-                put(here, metric, self.index, time, float(value) * COUNTERS[metric][0])
+            for metric, value in zip(self.metrics, self._values(one.metric_values), strict=True):
+                put(here, metric, self.index, time, value * COUNTERS[metric][0])
+
+    def _values(self, counted: list[float]) -> Iterator[float]:
+        """A value of every metric; what is over nothing is no number."""
+        rest = iter(counted)
+        for name in self._names:
+            value = float(next(rest))
+            if len(name) > 1:
+                below = float(next(rest))
+                value = value / below if below else float("nan")
+            yield value
 
     def _restart(self) -> None:
         self._collector.stop()

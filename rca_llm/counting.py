@@ -33,14 +33,17 @@ class Counting:
         )
 
     def end(self) -> str:
-        """Let it end; what it said: `READY`, or why there are no counters."""
+        """Let it end; what it said: `READY`, or why there are no counters, or none to the end."""
         try:
             said, _ = self._process.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             said, _ = self._process.communicate()
             said = said or "it did not end"
-        return said.strip() or f"it ended with {self._process.returncode}"
+        said, status = said.strip(), self._process.returncode
+        if said == READY and status:
+            return f"the process that samples them ended early, with {status}"
+        return said or f"it ended with {status}"
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:

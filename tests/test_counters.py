@@ -25,16 +25,22 @@ def cuDevicePrimaryCtxRetain(device): return 0, 4096 + device
 """
 
 # The GPU's clock runs one hour ahead of ours; a sample a millisecond, ten a look; device 1 refuses.
+# As on an H200 without a link: counters of NVLink fit, and no sample comes; a look may bring a
+# sample without an end. Once, the buffer overflows.
 FAKE_SAMPLING = """
 import os, time
 AHEAD = 3600 * 10**9
 FITS = int(os.environ.get("FAKE_FITS", "5"))
-UNKNOWN = ("sm__pipe_tensor_cycles_active.", "nvl")
+UNKNOWN = ("sm__pipe_tensor_cycles_active.", "l1tex__average", "pcie__write")
+VALUES = {
+    "sm__cycles": 25.0, "sm__pipe": 50.0, "dram__read": float("nan"), "dram__write": 10.0,
+    "pcie__read": 7e9, "l1tex__data": 5.0, "l1tex__t_sectors": 640.0, "l1tex__t_requests": 40.0,
+}
 class Sample:
     def __init__(self, end, values):
         self.start_timestamp, self.end_timestamp, self.metric_values = end - 10**6, end, values
 class Collector:
-    def __init__(self, index): self.index, self.looks = index, 0
+    def __init__(self, index): self.index, self.looks, self.overflowed = index, 0, False
     def enable(self):
         if self.index == 1:
             raise PermissionError("no permission")
@@ -42,16 +48,22 @@ class Collector:
         if len(metrics) > FITS or any(name.startswith(UNKNOWN) for name in metrics):
             raise ValueError("not in one pass")
         self.metrics = metrics
-    def start(self): pass
+    def start(self): self.looks = 0
     def stop(self): pass
     def disable(self): pass
     def decode(self, most):
         self.looks += 1
-        if self.looks == 2:
+        if any(name.startswith("nvl") for name in self.metrics):
+            return []
+        if self.looks == 8 and "FAKE_CRASH" in os.environ:
+            os.kill(os.getpid(), 11)
+        if self.looks == 4 and not self.overflowed:
+            self.overflowed = True
             raise MemoryError("overflow")
         now = time.perf_counter_ns() + AHEAD
-        values = [25.0, 50.0, float("nan"), 10.0, 7e9][:len(self.metrics)]
-        return [Sample(now - i * 10**6, values) for i in reversed(range(10))]
+        values = [next(v for n, v in VALUES.items() if m.startswith(n)) for m in self.metrics]
+        unfinished = Sample(0, [9.0 for _ in self.metrics])
+        return [unfinished, *(Sample(now - i * 10**6, values) for i in reversed(range(10)))]
 """
 
 
@@ -103,13 +115,29 @@ def test_counters_become_samples_on_our_clock(fake: Path, tmp_path: Path) -> Non
     assert not values(timeline, "gpu.dram_read")  # no number: unknown, not 0
     assert set(values(timeline, "gpu.dram_write")) == {0.1}
     assert set(values(timeline, "gpu.pcie_read_bytes_s")) == {7e9}
-    assert not values(timeline, "gpu.pcie_write_bytes_s")  # did not fit
+    assert not values(timeline, "gpu.bank_conflicts")  # did not fit
     samples = timeline["samples"]
     ours = samples["metric"] == timeline.strings.find("gpu.sm_active")
     first, last = (int(getattr(np, at)(samples["t"][ours])) for at in ("min", "max"))
     anchors = [anchor[0] for anchor in timeline.header.anchors]
     assert min(anchors) - 10**8 < first < last < max(anchors) + 10**8
     assert set(samples["device"][ours].tolist()) == {0}
+
+
+def test_a_counter_with_which_no_samples_come_is_left_out(fake: Path, tmp_path: Path) -> None:
+    run, said = trace(tmp_path, fake, "--counters", FAKE_FITS="20")
+    assert said == ""
+    (timeline,) = readers.read(run).timelines
+    assert set(values(timeline, "gpu.sm_active")) == {0.25}
+    assert set(values(timeline, "gpu.bank_conflicts")) == {0.05}
+    assert not values(timeline, "gpu.nvlink_rx_bytes_s")
+    assert set(values(timeline, "gpu.load_sectors")) == {16.0}  # one counter over another
+
+
+def test_a_crash_of_the_counting_process_is_told(fake: Path, tmp_path: Path) -> None:
+    run, said = trace(tmp_path, fake, "--counters", FAKE_CRASH="1")
+    assert "ended early, with -11" in said
+    assert values(readers.read(run).timelines[0], "gpu.sm_active")  # what there was is kept
 
 
 def test_an_overflow_is_counted(fake: Path, tmp_path: Path) -> None:
