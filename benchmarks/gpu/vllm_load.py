@@ -21,7 +21,7 @@ import sys
 import sysconfig
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,7 @@ def loaded(session: Session) -> None:
         load.run(served.port, load.calls(2), 0.0)  # the server notices the hang-up meanwhile
         time.sleep(SETTLE_S)
         bursts = _bursts(served.port, gate, session.arguments.pairs)
+    facts["closed"] = gate.closed
     facts["served_s"] = round(time.monotonic() - begun, 1)
     session.keep("load", facts | {"errors": [call.error for call in calls if call.error]})
     facts["kept_bytes"] = _archive(served.run, session.out / "load.rca.tar.gz")
@@ -160,22 +161,21 @@ def _fresh(folder: Path) -> Path:
 
 
 class Gate:
-    """The gate of a run, and when it was closed: what was launched then has no host records."""
+    """The gate of a run, and when it was closed: nothing of what was launched then is kept."""
 
     def __init__(self, run: Path) -> None:
         self._run = Run(run)
         self.closed: list[tuple[int, int]] = [(0, NEVER)]
-        """Begin and end on CLOCK_MONOTONIC, the time in which a change is noticed included."""
+        """Begin and end on CLOCK_MONOTONIC, the changes themselves not included."""
 
     def set(self, is_open: bool) -> None:
         """Open or close it."""
-        now = time.monotonic_ns()
         begun, ended = self.closed[-1]
         if is_open and ended == NEVER:
-            self.closed[-1] = (begun, now + round(SETTLE_S * 1e9))
-        elif not is_open and ended != NEVER:
-            self.closed.append((now, NEVER))
+            self.closed[-1] = (begun, time.monotonic_ns())
         self._run.set_gate(is_open)
+        if not is_open and ended != NEVER:
+            self.closed.append((time.monotonic_ns(), NEVER))
 
     def settle(self, is_open: bool) -> None:
         """Open or close it, and wait until every process has noticed."""
@@ -253,8 +253,8 @@ def _token_us(burst: Burst, stamps: compare.Rows) -> float:
     return statistics.median(told) * 1e6 / 47
 
 
-def _quartiles(values: list[float]) -> list[float]:
-    found = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+def _quartiles(values: Sequence[float]) -> list[float]:
+    found = statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
     return [round(value, 4) for value in found]
 
 
@@ -311,29 +311,30 @@ class Found:
         return {mode: modes.count(mode) for mode in set(modes)}
 
     def kernels(self, closed: list[tuple[int, int]]) -> dict[str, int]:
-        """How many kernels there are, and how many belong to no step.
+        """How many kernels there are, how many belong to no step, or were launched in a pause.
 
-        Those of a step that was launched while the gate was closed are counted apart: the device's
-        records go on for a while after the host's.
+        A kernel whose launch is not known counts by its own start.
         """
         import numpy as np
 
         from rca_llm.attribute import partition
+        from rca_llm.readers import run_pauses
         from rca_llm.trace import KERNEL
 
-        recording = partition.prepare(self.report.trace.timelines[0])
-        gpu = recording.timeline["gpu"]
-        paused = np.zeros(len(gpu), bool)
-        for begin, end in closed:
-            paused |= (gpu["start"] >= begin) & (gpu["start"] < end)
+        timeline = self.report.trace.timelines[0]
+        recording = partition.prepare(timeline)
+        gpu, links = timeline["gpu"], recording.links
+        launch = links.of_api(timeline["api"]["start"])
+        launch = np.where(links.api_row >= 0, launch, gpu["start"])
+        own = timeline.history[0]  # from the run's clock to that of the timeline
+        paused = run_pauses.inside(closed, launch - own.correction(launch))
         names = ("kernels", "without a step", "of graphs", "graph without a step", "while paused")
-        counts = dict.fromkeys(names, 0)
+        counts: dict[str, int] = dict.fromkeys(names, 0)
         for rank in recording.ranks:
             _, work = partition.activities(recording, rank)
             mine = (gpu["kind"] == KERNEL) & (gpu["start"] > 0)
             lost, graph = mine & (work.of_gpu < 0), mine & (gpu["graph_node"] > 0)
-            judged = lost & ~paused
-            found = (mine, judged, graph, judged & graph, lost & paused)
+            found = (mine, lost, graph, lost & graph, mine & paused)
             for name, rows in zip(counts, found, strict=True):
                 counts[name] += int(rows.sum())
         return counts
@@ -377,6 +378,7 @@ def _checks(
     )
     kernels = found.kernels(gate.closed)
     checks["every kernel has its step"] = (not kernels["without a step"], kernels)
+    checks["nothing of a pause is kept"] = (not kernels["while paused"], kernels["while paused"])
     if kernels["kernels"]:
         prefills = found.prefills()
         replayed = prefills.get("mixed", 0) + prefills.get("graph", 0)
