@@ -101,6 +101,50 @@ def test_without_synchronisation_the_host_runs_ahead() -> None:
     assert gain == pytest.approx(20 * 1 * MS, rel=0.02)
 
 
+def handed_over() -> Scene:
+    """Ten steps; in the first, behind 4 ms of work, the KV cache comes back in copies of 3 ms."""
+    scene, tokens = Scene(), list[int]()
+    for i in range(10):
+        t = i * 8 * MS + (3 * MS if i else 0)
+        loads = 0 if i else 3 * MS
+        scene.step(i, t, t + 8 * MS + loads, R="decode" if i else "prefill")
+        scene.work(GEMM, t, t + 4 * MS)
+        if loads:
+            scene.span("kv_transfer", t + 1 * MS, t + 7 * MS, bytes=1 << 20)
+            for piece in range(3):
+                call = 100 + piece
+                scene.api("cudaMemcpyAsync", *at(t + 1 * MS, piece), correlation=call)
+                begin = t + (4 + piece) * MS
+                scene.copy(0, begin + 5 * US, begin + MS, correlation=call, bytes=1 << 20)
+            scene.api("cudaStreamSynchronize", t + 2 * MS, t + 7 * MS)
+        scene.work(GEMM, t + 4 * MS + loads, t + 8 * MS + loads)
+        tokens.append(t + 8 * MS + loads)
+    scene.request("R", 0, tokens)
+    return scene
+
+
+def at(begin: int, piece: int) -> tuple[int, int]:
+    """The call of a copy."""
+    return begin + piece * 20 * US, begin + piece * 20 * US + 10 * US
+
+
+def test_without_a_hand_over_neither_its_copies_nor_its_waits_remain() -> None:
+    assert saved(answer(handed_over())) == 0
+    gone = saved(answer(handed_over(), communication__kv_transfer=0))
+    assert gone == pytest.approx(3 * MS, rel=0.02)
+    half = saved(answer(handed_over(), communication__kv_transfer=0.5))
+    assert half == pytest.approx(1.5 * MS, rel=0.05)
+    # Its copies are the hand-over: without the time of copies there is still all of it.
+    assert saved(answer(handed_over(), io=0)) == 0
+
+
+def test_waits_outside_a_hand_over_stay() -> None:
+    scene = handed_over()
+    scene.api("cudaStreamSynchronize", 9 * MS, 11 * MS)
+    gone = saved(answer(scene, communication__kv_transfer=0))
+    assert gone == pytest.approx(3 * MS, rel=0.02)
+
+
 def ranks(late: int) -> list[Scene]:
     """Two ranks that meet in an all-reduce; rank 1 comes late because of a collection."""
     scenes = []

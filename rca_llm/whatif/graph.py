@@ -26,6 +26,7 @@ from rca_llm.attribute.life import Life
 from rca_llm.attribute.parts import CODE, NO_PART
 from rca_llm.intervals import Pieces
 from rca_llm.table import Ints, known
+from rca_llm.whatif import hand_overs
 from rca_llm.whatif import waits as waiting
 from rca_llm.whatif.waits import Wait
 from rca_llm.whatif.work import Work, work_of
@@ -78,7 +79,8 @@ def _thread(member: Member) -> Pieces:
         return intervals.EMPTY
     idle = segments.take(np.flatnonzero(segments.activity < 0)).pieces
     window = np.array([rank.start]), np.array([rank.end])
-    own = host.explain(recording.host, window, np.array([waiting.main_thread(member)]))
+    main = waiting.main_thread(member)
+    own = host.explain(recording.host, window, np.array([main]))
     if recording.on_gpu and not len(recording.timeline["api"]):
         # Without its calls nobody can tell a thread that works from one that spins in a wait.
         spinning = own.label == CODE["scheduling.host"]
@@ -86,4 +88,5 @@ def _thread(member: Member) -> Pieces:
         own = Pieces(own.start, own.end, label)
     pieces, _ = intervals.overlay([idle, own], rank.start, rank.end)
     label = np.where(pieces.label == NO_PART, CODE["scheduling.other"], pieces.label)
-    return Pieces(pieces.start, pieces.end, label)
+    pieces = Pieces(pieces.start, pieces.end, label)
+    return hand_overs.relabelled(pieces, hand_overs.driven(member, main))

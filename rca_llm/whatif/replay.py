@@ -14,6 +14,7 @@ from rca_llm.table import Ints, Mask, known
 from rca_llm.whatif.change import Change, Floats
 from rca_llm.whatif.clock import Clock
 from rca_llm.whatif.graph import Graph
+from rca_llm.whatif.hand_overs import HAND_OVER
 from rca_llm.whatif.waits import Wait
 from rca_llm.whatif.work import Work
 
@@ -206,14 +207,20 @@ def _chains(work: Work) -> list[Ints]:
 
 
 def _sync_factors(graph: Graph, change: Change) -> list[float]:
-    """What becomes of every wait: of a synchronisation its factor, of an arrival its tokenising."""
+    """What becomes of every wait: of a synchronisation its factor, of an arrival its tokenising.
+
+    One for a hand-over is as long as its work then takes, and gone with the hand-over.
+    """
     waits, sync, text = graph.waits, CODE["scheduling.sync"], CODE["scheduling.tokenize"]
     part = np.array([text if wait.row < 0 else sync for wait in waits], np.int64)
     start = np.array([wait.until - wait.work if wait.row < 0 else wait.start for wait in waits])
     end = np.array([wait.until if wait.row < 0 else wait.end for wait in waits])
     if not len(waits):
         return []
-    found: list[float] = change.factor(part, start, end, graph.base).tolist()
+    own = np.array([wait.hand_over for wait in waits])
+    part = np.where(own, HAND_OVER, part)
+    factor = change.factor(part, start, end, graph.base)
+    found: list[float] = np.where(own & (factor > 0), 1.0, factor).tolist()
     return found
 
 
@@ -232,6 +239,7 @@ def _lags(work: Work, change: Change, base: int) -> Floats:
     free = last == low
     lag = np.where(free, 0, work.start - np.where(free, work.start, last)).astype(np.float64)
     launching = (work.called >= before) & (lag > 0)
-    code = np.full(len(lag), CODE["scheduling.launch"], np.int64)
+    own = work.part == HAND_OVER
+    code = np.where(own, HAND_OVER, CODE["scheduling.launch"])
     factor = change.factor(code, work.start - np.maximum(lag, 0).astype(np.int64), work.start, base)
-    return np.where(launching, lag * factor, lag)
+    return np.where((launching | own) & (lag > 0), lag * factor, lag)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rca_llm import intervals
 from rca_llm.attribute import host
 from rca_llm.attribute.codes import COPY_SYNC, SYNC
 from rca_llm.attribute.job import Job, Member
@@ -15,6 +16,7 @@ from rca_llm.attribute.links import among
 from rca_llm.attribute.parts import CODE
 from rca_llm.intervals import Pieces
 from rca_llm.table import Ints
+from rca_llm.whatif import hand_overs
 from rca_llm.whatif.arrivals import admission
 from rca_llm.whatif.work import NO_OP, Work
 
@@ -23,8 +25,8 @@ from rca_llm.whatif.work import NO_OP, Work
 class Wait:
     """The launching thread of a rank from `start` to `end` waits for a row of the work.
 
-    `sync` tells a synchronisation call from the end of a step. Without a row it waits until
-    `until`, a time that does not change.
+    `sync` tells a synchronisation call from the end of a step, `hand_over` one that is made for a
+    KV hand-over. Without a row it waits until `until`, a time that does not change.
     """
 
     rank: int
@@ -35,6 +37,7 @@ class Wait:
     until: int = 0
     work: int = 0
     """Time before `until` that is spent tokenising, ns."""
+    hand_over: bool = False
 
 
 def synchronisations(job: Job, work: Work) -> list[Wait]:
@@ -50,10 +53,12 @@ def synchronisations(job: Job, work: Work) -> list[Wait]:
             mine = np.flatnonzero(work.rank == number)
             spans = work.start[mine], work.end[mine]
         last = _last(work, number, spans[1])
-        waits = zip(spans[0].tolist(), spans[1].tolist(), last.tolist(), strict=True)
+        own = intervals.at(hand_overs.driven(member, main), spans[0]) >= 0
+        columns = (spans[0].tolist(), spans[1].tolist(), last.tolist(), own.tolist())
+        waits = zip(*columns, strict=True)
         found += [
-            Wait(number, start, end, row, sync=True)
-            for start, end, row in waits
+            Wait(number, start, end, row, sync=True, hand_over=inside)
+            for start, end, row, inside in waits
             if row >= 0 and work.end[row] > start
         ]
     return found

@@ -9,6 +9,7 @@ import numpy as np
 
 from rca_llm.attribute.job import Job
 from rca_llm.table import UNKNOWN, Ints, known
+from rca_llm.whatif import hand_overs
 
 CLOSE_NS = 10_000
 """Work that starts this soon after other work has ended, and after nothing else, waited for it."""
@@ -99,7 +100,7 @@ def _rank_work(job: Job, number: int) -> dict[str, Ints]:
         "rank": np.full(len(row), number, np.int64),
         "start": activity.start,
         "end": activity.end,
-        "part": activity.part,
+        "part": np.where(hand_overs.copies(job.ranks[number]), hand_overs.HAND_OVER, activity.part),
         "step": activity.step,
         "called": launched[row],
         "stream": np.where(row >= 0, np.append(keys, -1)[row], alone),
