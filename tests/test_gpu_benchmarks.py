@@ -361,24 +361,22 @@ def test_steps_of_generate_and_checks_of_vllm_read_a_recording(
     generate.steps(session)
     told = session.results["steps"]
     assert told["kernels"] > 1000
-    # The first of the next burst, launched while recording was being paused.
-    assert told["kernels_in_no_step"] == 14
+    assert told["kernels_in_no_step"] == 0
     assert told["kernels_without"] == {"grid_x": 0, "block_x": 0, "registers": 0}
     trace = rca_llm.load(tmp_path / "generate.rca")
     found = vllm_load.Found(trace, trace.attribute())
-    kernels = found.kernels([])
-    assert (kernels["kernels"], kernels["without a step"]) == (told["kernels"], 14)
-    late = trace.timelines[0]["steps"]["end"].max()
-    gate = SimpleNamespace(closed=[(int(late), vllm_load.NEVER)])
-    kernels = found.kernels(gate.closed)
-    assert (kernels["without a step"], kernels["while paused"]) == (0, 14)
+    gaps = trace.timelines[0].header.extra["gaps"]
+    kernels = found.kernels(gaps)
+    assert (kernels["kernels"], kernels["without a step"]) == (told["kernels"], 0)
+    assert (kernels["of graphs"], kernels["while paused"]) == (79_585, 0)
+    assert found.kernels([(0, vllm_load.NEVER)])["while paused"] == kernels["kernels"]
     assert sum(found.prefills().values()) > 0
     json.dumps(found.described())
     stamps = json.loads((ROOT / "tests" / "data" / "h200" / "vllm.stamps.json").read_text())
     calls = [SimpleNamespace(id=id.removesuffix("-0")) for id in stamps]
-    checks = vllm_load._checks(found, calls, None, stamps, gate)
-    assert len(checks) == 9
-    # Prefill ran eagerly in that session: the one check that the next one is for.
-    assert checks["failed"] == ["prefills replay piecewise graphs"]
-    checks = vllm_load._checks(found, calls, None, stamps, SimpleNamespace(closed=[]))
-    assert checks["failed"][0] == "every kernel has its step"
+    checks = vllm_load._checks(found, calls, None, stamps, SimpleNamespace(closed=gaps))
+    assert len(checks) == 10
+    assert checks["failed"] == []
+    late = SimpleNamespace(closed=[(0, vllm_load.NEVER)])
+    checks = vllm_load._checks(found, calls, None, stamps, late)
+    assert checks["failed"] == ["nothing of a pause is kept"]

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from rca_llm.probes import format as layout  # noqa: E402  # the path above
 from rca_llm.readers.segments import parse  # noqa: E402
 
-TIMED = (layout.SPAN, layout.MARK, layout.REQUEST, layout.STEP, layout.BUFFER, layout.SAMPLE)
+TIMED = (layout.BUFFER, *layout.TIMED)
 
 
 def cut(run: Path, out: Path, seconds: float) -> None:
