@@ -42,6 +42,7 @@ GPU: Schema = {
     "stream": "int",
     "correlation": "int",  # the launch call with the same number in the same process
     "graph_node": "int",  # which node of a CUDA graph, where it came from one
+    "queued": "time",  # when the host put the launch into the command buffer
     "grid_x": "small",
     "grid_y": "small",
     "grid_z": "small",

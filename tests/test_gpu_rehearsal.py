@@ -162,7 +162,7 @@ def test_every_injected_cause_is_judged(machine: Machine, family: str, runs: int
 @pytest.mark.slow
 def test_recordings_agree_with_rivals_and_survive_kills(machine: Machine, shared: Path) -> None:
     machine.more["FAKE_NSYS"] = str(exported(shared, machine.out.parent))
-    words = ("--stages", "build,agree,kill,recover,record,launch", "--repeat", "2")
+    words = ("--stages", "build,agree,kill,recover,queued,record,launch", "--repeat", "2")
     found = machine.run("collector.py", *words, results="collector.json")
     assert found["agree"]["torch.profiler"]["full"]["kernels"] == [6275, 6275]
     # The stand-in's export is of another program; that costs the other rival nothing.
@@ -170,6 +170,8 @@ def test_recordings_agree_with_rivals_and_survive_kills(machine: Machine, shared
     assert found["kill"]["kernels_without_name"] == 0
     assert found["recover"]["wrap=1"]["kernels_between"] == 347
     assert found["recover"]["wrap=1"]["steps"] == {"11": 5, "12": 7, "13": 7, "14": 7}
+    alone = found["queued"]["launched alone"]
+    assert alone["queued known"] == alone["kernels"] > 0
     assert found["launch"]["report_bytes"] > 0
 
 

@@ -76,6 +76,21 @@ def test_every_kernel_of_a_graph_replay_belongs_to_the_step_of_its_launch() -> N
     assert (row["launches"], row["kernels"], row["mode"]) == (1, 3, "graph")
 
 
+def test_without_calls_a_kernel_belongs_to_the_step_in_which_it_was_queued() -> None:
+    """As when only kernels are recorded: the last one starts long after step 2 was scheduled."""
+    builder = Builder()
+    builder.step(1, 0, 60, A="decode")
+    builder.step(2, 10, 90, A="decode")
+    _numbered(builder, 1, 5, 30, thread=2)
+    _numbered(builder, 2, 35, 50, thread=2)
+    builder.kernel("gemm", 8, 12, queued=6)
+    builder.kernel("gemm", 40, 42, queued=28)
+    builder.kernel("gemm", 44, 50, queued=36)
+    builder.kernel("gemm", 52, 60)  # not known: by its own start
+    recording, found = _work(builder)
+    assert _ids(recording, found.step_of) == [1, 1, 2, 2]
+
+
 def test_numbers_that_occur_twice_mean_the_engine_that_runs() -> None:
     """An engine that was started anew counts from 1 again."""
     builder = Builder()

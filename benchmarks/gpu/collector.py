@@ -421,6 +421,50 @@ def _within(kernels: Any, begin: int, end: int) -> int:
     return int(((kernels["start"] >= begin) & (kernels["start"] < end)).sum())
 
 
+def queued(session: Session) -> None:
+    """When CUPTI says that a kernel was queued, against the call that launched it."""
+    run, env = session.traced("queued", RCA_LLM_GPU="full", RCA_LLM_QUEUED="on")
+    done = session.workload("queued", env, "--phases", "eager,graph,tiny", "--repeat", "3")
+    if session.arguments.dry_run:
+        return
+    session.keep("queued", summary(done) | queued_within(read(run)))
+
+
+def queued_within(timeline: Any) -> dict[str, Any]:
+    """How many kernels were queued inside their launch, and how long after its begin, ns."""
+    import numpy as np
+
+    from rca_llm.attribute.links import link
+    from rca_llm.table import known
+
+    gpu, api = timeline["gpu"], timeline["api"]
+    call, found = link(gpu, api).api_row, dict[str, Any]()
+    for name, nodes in (("launched alone", False), ("nodes of graphs", True)):
+        rows = np.flatnonzero((gpu["kind"] == 0) & (known(gpu["graph_node"]) == nodes))
+        told = rows[known(gpu["queued"][rows])]
+        both = told[call[told] >= 0]
+        at, begin, end = gpu["queued"][both], api["start"][call[both]], api["end"][call[both]]
+        found[name] = {
+            "kernels": len(rows),
+            "queued known": len(told),
+            "with a call": len(both),
+            "queued inside it": int(((at >= begin) & (at <= end)).sum()),
+            "before": int((at < begin).sum()),
+            "after its begin": _quartiles(at - begin),
+            "until the kernel": _quartiles(gpu["start"][both] - at),
+            "call": _quartiles(end - begin),
+        }
+    return found
+
+
+def _quartiles(values: Any) -> list[int]:
+    """Least, quartiles and most."""
+    import numpy as np
+
+    marks = np.percentile(values, [0, 25, 50, 75, 100]) if len(values) else []
+    return [round(float(value)) for value in marks]
+
+
 def spans(session: Session) -> None:
     """What `span` and `record` cost on this host, beside the least possible: no GPU needed."""
     figures = session.out / "probes.json"
@@ -471,6 +515,7 @@ STAGES: dict[str, Callable[[Session], None]] = {
     "agree": agree,
     "kill": kill,
     "recover": recover,
+    "queued": queued,
     "record": record,
     "launch": launch,
     "spans": spans,

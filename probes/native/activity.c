@@ -152,6 +152,8 @@ static void enable_api(Cupti *cupti, const Options *options, ActivityState *stat
 
 static bool enable_kinds(Cupti *cupti, const Options *options, ActivityState *state)
 {
+    if (options->queued && cupti->ActivityEnableLatencyTimestamps)
+        cupti->ActivityEnableLatencyTimestamps(1);
     if (!succeeded(state, "cuptiActivityEnable(CONCURRENT_KERNEL)",
                    cupti->ActivityEnable(CUPTI_KIND_CONCURRENT_KERNEL)))
         return false;
@@ -214,6 +216,8 @@ void activity_stop(Cupti *cupti, ActivityState *state)
     };
     for (size_t i = 0; i < sizeof KINDS; i++)
         cupti->ActivityDisable(KINDS[i]);
+    if (cupti->ActivityEnableLatencyTimestamps)
+        cupti->ActivityEnableLatencyTimestamps(0);
     state->recording = false;
 }
 

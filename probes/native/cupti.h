@@ -28,6 +28,7 @@
     X(SetThreadIdType, (uint32_t))                                                                 \
     X(ActivityEnableRuntimeApi, (uint32_t, uint8_t))                                               \
     X(ActivityEnableDriverApi, (uint32_t, uint8_t))                                                \
+    X(ActivityEnableLatencyTimestamps, (uint8_t))                                                  \
     X(ActivityPushExternalCorrelationId, (uint32_t, uint64_t))                                     \
     X(ActivityPopExternalCorrelationId, (uint32_t, uint64_t *))
 

@@ -145,6 +145,7 @@ typedef struct CUPTI_RECORD CuptiDevice {
 _Static_assert(offsetof(CuptiKernel, registers) == 6, "kernel prefix");
 _Static_assert(offsetof(CuptiKernel, correlation) == 92, "kernel prefix");
 _Static_assert(offsetof(CuptiKernel, name) == 104, "kernel prefix");
+_Static_assert(offsetof(CuptiKernel, queued) == 120, "kernel prefix");
 _Static_assert(offsetof(CuptiKernel, graph_node) == 144, "kernel prefix");
 _Static_assert(offsetof(CuptiKernel, cluster) == 176, "kernel prefix");
 _Static_assert(offsetof(CuptiMemcpy, graph_node) == 64, "copy prefix");

@@ -29,6 +29,7 @@ typedef struct RowKernel {
     uint16_t block[3], registers, device;
     uint8_t cluster[3], launch;
     uint16_t pad;
+    uint64_t queued; /* when the host put the launch into the command buffer; 0 where unknown */
 } RowKernel;
 
 typedef struct RowCopy { /* also memset: `copy` is then 0 and `src` the memory that was set */
@@ -94,7 +95,7 @@ typedef struct RowNcclChannel { /* ns of the GPU's global timer; 0: told by anot
 
 _Static_assert(sizeof(RowNccl) == 112, "row layout");
 _Static_assert(sizeof(RowNcclChannel) == 24, "row layout");
-_Static_assert(sizeof(RowKernel) == 80, "row layout");
+_Static_assert(sizeof(RowKernel) == 88, "row layout");
 _Static_assert(sizeof(RowCopy) == 64, "row layout");
 _Static_assert(sizeof(RowApi) == 32, "row layout");
 _Static_assert(sizeof(RowSync) == 32, "row layout");

@@ -92,6 +92,7 @@ static void kernel(Sink *self, const CuptiKernel *from)
         .registers = from->registers,
         .device = (uint16_t)from->device,
         .launch = from->launch_type,
+        .queued = ours(self, from->queued),
     };
     for (int i = 0; i < 3; i++) {
         to->grid[i] = from->grid[i];

@@ -2,7 +2,8 @@
 
 Steps overlap under asynchronous scheduling: step k + 1 is scheduled while the device still works
 for step k. So a launch belongs to the step whose number the spans of the launching thread carry,
-and only where none does to the step that began last.
+and only where none does to the step that began last. Where calls were not recorded, the time at
+which the host queued a kernel stands for its launch, of a thread that is not known.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rca_llm import intervals
 from rca_llm.attribute.links import Links, among
 from rca_llm.attribute.steps import NO_STEP, Steps
 from rca_llm.intervals import Pieces
-from rca_llm.table import Ints, Mask, Table, known
+from rca_llm.table import UNKNOWN, Ints, Mask, Table, known
 from rca_llm.trace import GRAPH, KERNEL, Timeline
 
 
@@ -36,7 +37,7 @@ class StepWork:
 def find(timeline: Timeline, links: Links, steps: Steps, rows: Ints, mine: Mask) -> StepWork:
     """Assign calls and device work to the steps `rows`; `mine` are the rank's `gpu` rows."""
     of_call = of_calls(timeline, steps, rows)
-    of_gpu = np.where(mine, of_work(timeline["gpu"], links, steps, rows, of_call), NO_STEP)
+    of_gpu = np.where(mine, of_work(timeline, links, steps, rows, of_call), NO_STEP)
     return StepWork(rows, of_call, of_gpu, extended(steps, timeline["gpu"], of_gpu))
 
 
@@ -49,15 +50,29 @@ def of_calls(timeline: Timeline, steps: Steps, rows: Ints) -> Ints:
     belong to none.
     """
     api = timeline["api"]
-    found = _by_time(steps, rows, api["start"])
-    spans = _numbered(timeline["ranges"], steps, rows)
+    launches = _Launches(api["process"], api["thread"], api["start"])
+    return _of_launches(timeline["ranges"], steps, rows, launches)
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """When launches were called, and where; `thread` is `UNKNOWN` where nobody says."""
+
+    process: Ints
+    thread: Ints
+    start: Ints
+
+
+def _of_launches(ranges: Table, steps: Steps, rows: Ints, launches: _Launches) -> Ints:
+    found = _by_time(steps, rows, launches.start)
+    spans = _numbered(ranges, steps, rows)
     if not len(spans.step):
         return found
-    late = api["start"] > max(steps.end[rows].max(), spans.end.max())
+    late = launches.start > max(steps.end[rows].max(), spans.end.max())
     for process in np.unique(spans.process).tolist():
-        calls = np.flatnonzero((api["process"] == process) & ~late)
+        calls = np.flatnonzero((launches.process == process) & ~late)
         if len(calls):
-            _by_spans(found, spans.of_process(process), api, calls)
+            _by_spans(found, spans.of_process(process), launches, calls)
     return found
 
 
@@ -92,12 +107,12 @@ def _numbered(ranges: Table, steps: Steps, rows: Ints) -> _Spans:
     return found.take((step != NO_STEP) & (found.end > start))
 
 
-def _by_spans(found: Ints, spans: _Spans, api: Table, calls: Ints) -> None:
+def _by_spans(found: Ints, spans: _Spans, launches: _Launches, calls: Ints) -> None:
     """Write the step of some calls of a process into `found`, by the spans of that process."""
-    _write(found, spans.innermost, api["start"], calls)
+    _write(found, spans.innermost, launches.start, calls)
     for thread in np.unique(spans.thread).tolist():
-        own = calls[api["thread"][calls] == thread]
-        _write(found, spans.take(spans.thread == thread).innermost, api["start"], own)
+        own = calls[launches.thread[calls] == thread]
+        _write(found, spans.take(spans.thread == thread).innermost, launches.start, own)
 
 
 def _write(found: Ints, told: Pieces, start: Ints, calls: Ints) -> None:
@@ -107,15 +122,26 @@ def _write(found: Ints, told: Pieces, start: Ints, calls: Ints) -> None:
     found[calls[later]] = told.label[place[later]]
 
 
-def of_work(gpu: Table, links: Links, steps: Steps, rows: Ints, of_call: Ints) -> Ints:
+def of_work(timeline: Timeline, links: Links, steps: Steps, rows: Ints, of_call: Ints) -> Ints:
     """The step of every `gpu` row: the record's own, else its launch's, else by its own start."""
+    gpu = timeline["gpu"]
     if not len(rows) or not len(gpu):
         return np.full(len(gpu), NO_STEP, np.int64)
-    launched = links.of_api(of_call, NO_STEP)
-    by_start = _by_time(steps, rows, gpu["start"])
-    found = np.where(links.api_row >= 0, launched, by_start)
+    found = _by_time(steps, rows, gpu["start"])
+    launched = links.api_row >= 0
+    found[launched] = links.of_api(of_call, NO_STEP)[launched]
+    queued = np.flatnonzero(known(gpu["queued"]) & ~launched)
+    found[queued] = _of_queued(timeline, steps, rows, queued)
     stated = known(gpu["step"])
     return np.where(stated, _by_number(steps, rows, gpu["step"], gpu["start"]), found)
+
+
+def _of_queued(timeline: Timeline, steps: Steps, rows: Ints, queued: Ints) -> Ints:
+    """The step of some `gpu` rows by when they were queued."""
+    gpu = timeline["gpu"]
+    thread = np.full(len(queued), UNKNOWN, np.int64)
+    launches = _Launches(gpu["process"][queued], thread, gpu["queued"][queued])
+    return _of_launches(timeline["ranges"], steps, rows, launches)
 
 
 def _by_time(steps: Steps, rows: Ints, time: Ints) -> Ints:

@@ -87,6 +87,7 @@ _RECORDS = {
         local=("<u4", 84),
         correlation=("<u4", 92),
         pointer=("<u8", 104),
+        queued=("<u8", 120),
         launch=("u1", 136),
         graph_node=("<u8", 144),
         graph=("<u4", 156),

@@ -38,7 +38,7 @@ _COPY = (
 _LAYOUTS = {
     ROW_KERNEL: "start:u8 end:u8 graph_node:u8 correlation:u4 name:u4 stream:u4 context:u4 "
     "graph:u4 shared:u4 local:u4 grid:3i4 block:3u2 registers:u2 device:u2 cluster:3u1 launch:u1 "
-    "pad:u2",
+    "pad:u2 queued:u8",
     ROW_COPY: _COPY,
     ROW_MEMSET: _COPY,
     ROW_API: "start:u8 end:u8 correlation:u4 thread:u4 name:u4 result:u4",
@@ -62,6 +62,9 @@ def _dtype(layout: str) -> np.dtype[np.void]:
 ROWS = {kind: _dtype(layout) for kind, layout in _LAYOUTS.items()}
 """The dtype of each kind of row. What a newer collector appends to its rows is passed over."""
 
+_LEAST = {ROW_KERNEL: 80}
+"""The bytes of rows that older collectors wrote; what they lack is 0, unknown."""
+
 _NAMED = (ROW_KERNEL, ROW_API, ROW_DEVICE)
 
 _API_SUFFIX = re.compile(r"(?:_pt(?:sz|ds))?_v\d{4,}$")
@@ -78,7 +81,7 @@ class Rows:
 
         Rows of an unknown kind, or shorter than this version knows, are passed over.
         """
-        rows = packed_rows(payload, row_bytes, ROWS.get(kind))
+        rows = packed_rows(payload, row_bytes, ROWS.get(kind), _LEAST.get(kind))
         if rows is not None:
             self.append(kind, rows, codes)
 

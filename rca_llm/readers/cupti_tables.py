@@ -107,6 +107,7 @@ def _kernels(rows: Array) -> Table:
     columns = _common(rows, KERNEL)
     columns["name"] = rows["name"].astype(np.int32)
     columns["graph_node"] = _nodes(rows)
+    columns["queued"] = _times(rows["queued"])
     for axis, letter in enumerate("xyz"):
         columns[f"grid_{letter}"] = rows["grid"][:, axis]
         columns[f"block_{letter}"] = rows["block"][:, axis].astype(np.int32)

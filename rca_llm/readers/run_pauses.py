@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rca_llm.attribute.links import link
-from rca_llm.table import Array, Ints, Mask
+from rca_llm.table import Array, Ints, Mask, known
 from rca_llm.trace import SWITCHED_OFF, Timeline
 
 Pauses = Sequence[tuple[int, int]]
@@ -29,7 +29,7 @@ def inside(pauses: Pauses, times: Array) -> Mask:
 def leave_out(timeline: Timeline, pauses: Pauses) -> None:
     """Drop calls that began in a pause and the device work of those, and say how many.
 
-    Work whose launch is not known counts by its own start.
+    Work whose launch is not known counts by when it was queued, else by its own start.
     """
     if not pauses or not len(timeline["gpu"]) + len(timeline["api"]):
         return
@@ -43,5 +43,5 @@ def leave_out(timeline: Timeline, pauses: Pauses) -> None:
 def _launched_inside(timeline: Timeline, pauses: Pauses, calls: Mask) -> Mask:
     gpu = timeline["gpu"]
     launch: Ints = link(gpu, timeline["api"]).api_row
-    own = inside(pauses, gpu["start"])
+    own = inside(pauses, np.where(known(gpu["queued"]), gpu["queued"], gpu["start"]))
     return np.where(launch >= 0, np.append(calls, False)[launch], own)

@@ -130,18 +130,23 @@ def coded(codes: Codes, ids: Array) -> Codes:
 
 
 def packed_rows(
-    payload: bytes | memoryview, row_bytes: int, dtype: np.dtype[np.void] | None
+    payload: bytes | memoryview,
+    row_bytes: int,
+    dtype: np.dtype[np.void] | None,
+    least: int | None = None,
 ) -> Array | None:
     """The rows of a BUFFER cell's payload; None for an unknown kind, or rows cut short.
 
-    What a newer collector appends to its rows is passed over.
+    What a newer collector appends to its rows is passed over; what rows of `least` bytes, those of
+    an older one, lack is 0.
     """
-    if dtype is None or row_bytes < dtype.itemsize:
+    if dtype is None or row_bytes < (least or dtype.itemsize):
         return None
     count = len(payload) // row_bytes
     wide = np.frombuffer(payload, np.uint8, count * row_bytes).reshape(count, row_bytes)
     rows = np.zeros(count, dtype)
-    rows.view(np.uint8).reshape(count, dtype.itemsize)[:] = wide[:, : dtype.itemsize]
+    common = min(row_bytes, dtype.itemsize)
+    rows.view(np.uint8).reshape(count, dtype.itemsize)[:, :common] = wide[:, :common]
     return rows
 
 

@@ -181,6 +181,19 @@ def test_kernels_mode_asks_for_no_calls(app: Traced) -> None:
     assert not len(timeline["api"])
 
 
+def test_without_calls_kernels_say_when_they_were_queued(app: Traced) -> None:
+    app("init", "kernels:10", RCA_LLM_GPU="kernels")
+    gpu = timeline_of(app.run)["gpu"]
+    assert ((0 < gpu["queued"]) & (gpu["queued"] <= gpu["start"])).all()
+    assert (gpu["start"] - gpu["queued"] < 1_000_000_000).all()  # the same clock
+
+
+@pytest.mark.parametrize(("mode", "asked"), [("kernels", "off"), ("full", "")])
+def test_when_kernels_were_queued_is_not_asked_for(app: Traced, mode: str, asked: str) -> None:
+    app("init", "kernels:10", RCA_LLM_GPU=mode, RCA_LLM_QUEUED=asked)
+    assert (timeline_of(app.run)["gpu"]["queued"] == UNKNOWN).all()
+
+
 def test_launches_mode_asks_for_launches_and_waits_alone(app: Traced) -> None:
     app("init", "kernels:10", "copies", "memset", "sync", RCA_LLM_GPU="launches")
     timeline = timeline_of(app.run)
