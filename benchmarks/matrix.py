@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rca_llm.inject.catalogue import CAUSES
 from rca_llm.inject.turns import OWN_LOAD
 from rca_llm.inject.verdict import Row, errors
 
@@ -79,8 +80,8 @@ class Removal:
     """What removing a cause of one size saved, ns: predicted, measured, and what chance makes.
 
     Medians over pairs; `off` is that of the difference in each, since pairs are of several loads.
-    `measured` is against the mean of the runs without the cause before and after; `noise` is the
-    usual difference of these two, None where there were no two.
+    `noise` is the usual difference of the runs without the cause before and after, None where there
+    were no two. `clocked`: nothing was compared, as the workload timed the cause itself.
     """
 
     cause: str
@@ -90,11 +91,13 @@ class Removal:
     measured: float
     off: float
     noise: float | None
+    clocked: bool = False
 
     @property
     def judged(self) -> bool:
         """Whether the saving stands out of the noise."""
-        return self.noise is not None and self.measured > NOISES * self.noise
+        noise = 0.0 if self.clocked else self.noise
+        return noise is not None and self.measured > NOISES * noise
 
     @property
     def apart(self) -> float:
@@ -106,13 +109,37 @@ NOISES = 3
 """A saving is judged where it is more than so many times the noise."""
 
 
-def removals(rows: Sequence[Row]) -> list[Removal]:
+Saving = tuple[float | None, float | None]
+"""What a run's report predicts that is saved, and what was, ns."""
+
+
+def in_turns(row: Row) -> Saving:
+    """What a replay says, against runs of the same load without the cause before and after."""
+    if row.with_ns is None or not row.without_ns:
+        return row.predicted_ns, None
+    return row.predicted_ns, row.with_ns - statistics.fmean(row.without_ns)
+
+
+def without_cause(row: Row) -> Saving:
+    """What the hint says, against the same service without the cause."""
+    return row.saving_ns, row.injected_ns
+
+
+def with_advice(row: Row) -> Saving:
+    """What is said of the advice, against the service that follows it."""
+    return row.predicted_ns, row.measured_ns
+
+
+def removals(rows: Sequence[Row], saving: Callable[[Row], Saving] = in_turns) -> list[Removal]:
     """Every cause and size with its medians over the seeds."""
     found: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
+    compared: set[tuple[str, float]] = set()
     for row in rows:
-        if row.with_ns is not None and row.predicted_ns is not None and row.without_ns:
-            saved = row.with_ns - statistics.fmean(row.without_ns)
-            found[row.cause, row.magnitude].append((row.predicted_ns, saved))
+        said, saved = saving(row)
+        if row.without_ns:
+            compared.add((row.cause, row.magnitude))
+        if said is not None and saved is not None:
+            found[row.cause, row.magnitude].append((said, saved))
     noise = _noise(rows)
     return [
         Removal(
@@ -121,6 +148,7 @@ def removals(rows: Sequence[Row]) -> list[Removal]:
             statistics.median(saved for _, saved in own),
             statistics.median(said - saved for said, saved in own),
             noise.get(_load_of(cause, size)),
+            (cause, size) not in compared,
         )
         for (cause, size), own in found.items()
     ]
@@ -131,7 +159,8 @@ Load = tuple[str, float | None]
 
 
 def _load_of(cause: str, size: float) -> Load:
-    return cause, size if cause in OWN_LOAD else None
+    """On a GPU, what is served without the cause does the same work well: its size counts."""
+    return cause, size if cause in OWN_LOAD or CAUSES[cause].gpu else None
 
 
 def _noise(rows: Sequence[Row]) -> dict[Load, float]:
@@ -149,29 +178,49 @@ def _sick(rows: Sequence[Row]) -> list[Row]:
 
 def whatif_figures(rows: Sequence[Row]) -> dict[str, float | int | None]:
     """Predictions against measurements: apart in the median and at worst, percent, and how many."""
-    every = removals(rows)
+    return saving_figures(rows, "whatif", in_turns)
+
+
+def saving_figures(
+    rows: Sequence[Row], name: str, saving: Callable[[Row], Saving]
+) -> dict[str, float | int | None]:
+    """The same of any two sides; the keys begin with `name`."""
+    every = removals(rows, saving)
     apart = sorted(one.apart * 100 for one in every if one.judged)
-    silent = sum(row.with_ns is not None and row.predicted_ns is None for row in _sick(rows))
+    both = [saving(row) for row in _sick(rows)]
     return {
-        "whatif_pairs_without_prediction": silent,
-        "whatif_judged": len(apart),
-        "whatif_drowned_in_noise": len(every) - len(apart),
-        "whatif_median": statistics.median(apart) if apart else None,
-        "whatif_worst": apart[-1] if apart else None,
+        f"{name}_pairs_without_prediction": sum(a is None and b is not None for a, b in both),
+        f"{name}_judged": len(apart),
+        f"{name}_drowned_in_noise": len(every) - len(apart),
+        f"{name}_median": statistics.median(apart) if apart else None,
+        f"{name}_worst": apart[-1] if apart else None,
     }
 
 
-def whatif_table(rows: Sequence[Row]) -> str:
-    """What removing each cause saved, as the replay predicted and as it was when it was removed."""
+def whatif_table(
+    rows: Sequence[Row], what: str = "removed", saving: Callable[[Row], Saving] = in_turns
+) -> str:
+    """What removing each cause saved, as it was predicted and as it was when it was removed."""
     lines = [
-        "| removed | size | pairs | predicted | measured | clean against clean | apart |",
+        f"| {what} | size | pairs | predicted | measured | clean against clean | apart |",
         "|---|---|---|---|---|---|---|",
     ]
-    for one in removals(rows):
-        noise = "–" if one.noise is None else f"{one.noise / 1e6:,.0f} ms"
+    for one in removals(rows, saving):
+        noise = "–" if one.noise is None else _ms(one.noise)
+        noise = "timed by itself" if one.clocked else noise
         apart = f"{one.apart * 100:.1f} %" if one.judged else "drowned in noise"
-        cells = (
-            f"{one.predicted / 1e6:,.0f} ms | {one.measured / 1e6:,.0f} ms | {noise} | {apart} |"
-        )
+        cells = f"{_ms(one.predicted)} | {_ms(one.measured)} | {noise} | {apart} |"
         lines.append(f"| `{one.cause}` | {one.size:g} | {one.pairs} | {cells}")
     return "\n".join(lines) + "\n"
+
+
+def _ms(ns: float) -> str:
+    """A time, with as many digits as it needs: those on a GPU are a few milliseconds."""
+    return f"{ns / 1e6:,.0f} ms" if abs(ns) >= 100e6 else f"{ns / 1e6:,.2f} ms"
+
+
+def savings_tables(rows: Sequence[Row]) -> str:
+    """Both comparisons on a GPU: the cause removed, and what its advice says done."""
+    return "\n".join(
+        [whatif_table(rows, "removed", without_cause), whatif_table(rows, "advice", with_advice)]
+    )

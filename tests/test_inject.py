@@ -200,6 +200,45 @@ def test_turns_leave_the_truth_of_each(tmp_path: Path) -> None:
     assert [one.number for one in turns.found(target)] == [1]
 
 
+def on_a_gpu(seed: int, *without: int, cause: str = "block_32") -> Row:
+    """A run on a GPU that took 2,000 ns with the cause and 1,300 ns with the advice followed."""
+    row = Row(cause, 512, seed, 1, ["R27"], 0.5, 0.5, [], saving_ns=900, injected_ns=1000)
+    row = replace(row, predicted_ns=630, measured_ns=700, with_ns=2000)
+    return replace(row, without_ns=without)
+
+
+def test_on_a_gpu_both_the_cause_and_the_advice_are_compared() -> None:
+    rows = [on_a_gpu(0, 1000, 1010), on_a_gpu(1, 1010, 1000)]
+    removed, advised = (matrix.without_cause, matrix.with_advice)
+    (one,), (other,) = matrix.removals(rows, removed), matrix.removals(rows, advised)
+    assert (one.predicted, one.measured, one.apart) == (900, 1000, 0.1)
+    assert (other.predicted, other.measured, other.apart) == (630, 700, 0.1)
+    found = matrix.saving_figures(rows, "advice", advised)
+    assert (found["advice_judged"], found["advice_worst"]) == (1, pytest.approx(10))
+    text = matrix.savings_tables(rows)
+    assert text.count("`block_32`") == 2
+    # What is not larger than what chance makes is listed; what the workload timed itself is judged.
+    (noisy,) = matrix.removals([on_a_gpu(0, 1000, 1300)], removed)
+    assert not noisy.judged
+    (timed,) = matrix.removals([on_a_gpu(0, cause="dtype_conversion")], removed)
+    assert timed.judged
+    silent = replace(rows[0], saving_ns=None)
+    assert matrix.saving_figures([silent], "x", removed)["x_pairs_without_prediction"] == 1
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_what_is_compared_on_a_gpu_is_served_on_both_sides(tmp_path: Path) -> None:
+    copies, service = (
+        importlib.import_module(f"rca_llm.inject.{name}") for name in ("gpu_copies", "gpu_service")
+    )
+    own = service.Engine("cpu", rows=4, width=8)
+    wanted = replace(order("small_copies", 2, 0, str(tmp_path)), named=True)
+    found = service.measure(copies.Small(own, wanted)).document()
+    assert [len(side) for side in found["off_ns"]] == [3, 3]
+    assert [row["id"] for row in found["requests"]] == [f"small_copies-2-0-{n}" for n in range(3)]
+    assert found["figures"]["mended_ns"] > 0
+
+
 def test_savings_below_the_noise_are_listed_and_not_judged() -> None:
     rows = [removed(0, 100, 1100, 1000, 1060), removed(0, 100, 1100, 1060, 1000, size=80)]
     assert not any(one.judged for one in matrix.removals(rows))

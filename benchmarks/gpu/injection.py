@@ -1,5 +1,8 @@
 """Every cause on a GPU in three sizes and two seeds, against its truth; and what advice brings.
 
+What the hint of the true cause says that would be saved is held against two things that were done
+for real: the same service without the cause, and the service that follows the advice.
+
     python benchmarks/gpu/injection.py --out results [--families launching,copies] [--seeds 2]
         [--gpu full|kernels]
 
@@ -21,11 +24,12 @@ import contextlib
 import json
 import os
 import shutil
+import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +37,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(Path(__file__).resolve().parent)]
 
 import stages  # noqa: E402
-from matrix import tables  # noqa: E402
+from matrix import (  # noqa: E402
+    saving_figures,
+    savings_tables,
+    tables,
+    with_advice,
+    without_cause,
+)
 
 from rca_llm.inject.catalogue import CAUSES, Order, workload  # noqa: E402
 from rca_llm.inject.verdict import Row, figures, judged  # noqa: E402
@@ -45,14 +55,8 @@ APART = {"gemm_shape": "shapes", "bank_conflicts": "counters", "strided_access":
 """Causes that need more than the others of their family, and where they run."""
 SLACK_NS = 300_000
 ANALYSIS_S = 90
-REMEDIES = {
-    "launch_bound": {"scheduling.launch": 0.0, "scheduling.host": 0.0},
-    "pageable_copies": None,
-    "small_copies": None,
-    "sync_in_loop": {"scheduling.sync": 0.0},
-    "unfused_attention": None,
-}
-"""What a remedy changes in the replay; None: it is measured only."""
+REMEDIES = {"launch_bound": {"scheduling.launch": 0.0, "scheduling.host": 0.0}}
+"""What a remedy changes in the replay, where it is more or less than the hint says is saved."""
 GROWTH = {"R34": {"span_ns": 1e9, "samples": 5}}
 """Memory growth is judged over half an hour; a run of seconds needs a shorter observation."""
 
@@ -75,7 +79,7 @@ def main() -> None:
     every = {family: stage(family) for family in FAMILIES}
     limits = dict.fromkeys(FAMILIES, given.limit + ANALYSIS_S)
     stages.run_stages(session, every, given.families, limits=limits)
-    print(json.dumps(figures(session.rows)))
+    print(json.dumps(every_figure(session.rows)))
     for row in session.rows:
         print(json.dumps(row.document()))
 
@@ -88,14 +92,21 @@ class Session(stages.Session):
     rows: list[Row] = field(default_factory=list[Row])
 
 
+def every_figure(rows: list[Row]) -> dict[str, Any]:
+    """The goals' figures, and how far predicted savings are from what was saved, percent."""
+    removed = saving_figures(rows, "removal", without_cause)
+    return figures(rows) | removed | saving_figures(rows, "advice", with_advice)
+
+
 def stage(family: str) -> Callable[[Session], str]:
     """The stage that runs and judges a family; it gives back what to note of it."""
 
     def run(session: Session) -> str:
         rows, note = traced(family, session)
         session.rows += rows
-        (session.out / "injection.md").write_text(tables(session.rows))
-        session.write("figures", figures(session.rows))
+        text = tables(session.rows) + "\n" + savings_tables(session.rows)
+        (session.out / "injection.md").write_text(text)
+        session.write("figures", every_figure(session.rows))
         session.write("rows", [row.document() for row in session.rows])
         return f"{len(rows)} runs {note}"
 
@@ -105,7 +116,7 @@ def stage(family: str) -> Callable[[Session], str]:
 def orders(family: str, seeds: int, folder: str) -> list[Order]:
     """All runs of a family."""
     return [
-        Order(cause, size, seed, folder)
+        Order(cause, size, seed, folder, named=True)
         for cause in CAUSES.values()
         if cause.gpu and APART.get(cause.name, cause.family.removeprefix("gpu_")) == family
         for size in cause.magnitudes
@@ -241,19 +252,25 @@ def judge(truth: dict[str, Any]) -> Row:
         report = part.attribute(thresholds=limits)
     else:
         report = part.attribute()
-    figures_ = truth["figures"]
-    more: dict[str, Any] = {}
-    if "mended_ns" in figures_:
-        count = len(truth["requests"])
-        more["measured_ns"] = (figures_["on_ns"] - figures_["mended_ns"]) * count
-        more["predicted_ns"] = predicted(report, truth)
     top = {
         row["id"]: [row["share"], row["confidence"], row["title"]]
         for row in report.summary["hints"][:4]
     }
     shares = {k: round(v / max(truth["latency_ns"], 1), 4) for k, v in _parts(report).items()}
-    note = json.dumps({"hints": top, "parts": shares, "figures": figures_})
-    return judged(report.summary, truth, note=note, **more)
+    note = json.dumps({"hints": top, "parts": shares, "figures": truth["figures"]})
+    row = judged(report.summary, truth, note=note, **compared(truth))
+    return row if row.measured_ns is None else replace(row, predicted_ns=predicted(report, row))
+
+
+def compared(truth: dict[str, Any]) -> dict[str, Any]:
+    """What else was served: without the cause, on both sides, and with the advice followed."""
+    count, measured = len(truth["requests"]), truth["figures"]
+    sides = [statistics.fmean(side) for side in truth.get("off_ns", []) if side]
+    found: dict[str, Any] = {"with_ns": truth["latency_ns"]}
+    found["without_ns"] = tuple(round(side * count) for side in sides)
+    if "mended_ns" in measured:
+        found["measured_ns"] = (measured["on_ns"] - measured["mended_ns"]) * count
+    return found
 
 
 def recorded(truth: dict[str, Any]) -> Trace:
@@ -277,13 +294,13 @@ def _parts(report: Any) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: -item[1])[:6])
 
 
-def predicted(report: Any, truth: dict[str, Any]) -> float | None:
-    """What a replay says that the remedy saves, summed over the requests, ns."""
+def predicted(report: Any, row: Row) -> float | None:
+    """What the report says that the remedy saves, summed over the requests, ns."""
     from rca_llm.whatif import whatif
 
-    changed = REMEDIES.get(truth["cause"])
+    changed = REMEDIES.get(row.cause)
     if changed is None:
-        return None
+        return row.saving_ns
     answer = whatif(report, changed)
     saved: list[int] = [row["latency_ns"] - row["new_latency_ns"] for row in answer["requests"]]
     return sum(saved)

@@ -21,7 +21,9 @@ class Cause:
     """A bottleneck under control.
 
     `hints` are the rules any of which names it rightly, `parts` where its time belongs;
-    `magnitudes` are the three standard sizes in `unit`.
+    `magnitudes` are the three standard sizes in `unit`. `charged` says that its time is not all of
+    some parts: a call that holds the host up leaves devices idle in time that is charged as any
+    host's, and only the hint of the cause says how much of that is its own.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Cause:
     unit: str
     magnitudes: tuple[float, float, float]
     gpu: bool = False
+    charged: bool = False
 
     @property
     def default(self) -> float:
@@ -44,7 +47,9 @@ class Order:
     """One run that is wanted: the cause, how much of it, and the seed of its load.
 
     `folder` is for files that the workload needs or leaves. `without` serves the same load with the
-    cause removed. `first` is the number of its first request.
+    cause removed. `first` is the number of its first request. `named` lets the probes name what a
+    cause on a GPU is compared with as well, so that being named costs both the same; who analyses
+    such a run takes out its window.
     """
 
     cause: Cause
@@ -53,6 +58,7 @@ class Order:
     folder: str
     without: bool = False
     first: int = 0
+    named: bool = False
 
 
 def _host(
@@ -75,8 +81,11 @@ def _gpu(
     parts: tuple[str, ...],
     unit: str,
     magnitudes: tuple[float, float, float],
+    *,
+    charged: bool = False,
 ) -> Cause:
-    return Cause(name, f"gpu_{family}", title, hints, parts, unit, magnitudes, gpu=True)
+    own = f"gpu_{family}"
+    return Cause(name, own, title, hints, parts, unit, magnitudes, gpu=True, charged=charged)
 
 
 _NONE = (1.0, 1.0, 1.0)
@@ -145,6 +154,7 @@ CAUSES: dict[str, Cause] = {
         _gpu(
             *("alloc_churn", "launching", "device memory from the driver in steps", ("R38",)),
             *(("scheduling.alloc",), "blocks a step", (1, 2, 4)),
+            charged=True,
         ),
         _gpu(
             *("jit_in_request", "launching", "kernels compiled in a request", ("R12",)),
@@ -153,10 +163,12 @@ CAUSES: dict[str, Cause] = {
         _gpu(
             *("pageable_copies", "copies", "copies from pageable memory", ("R18",)),
             *((*_COPY, "scheduling.launch", "scheduling.sync"), "MB a step", (4, 16, 48)),
+            charged=True,
         ),
         _gpu(
             *("small_copies", "copies", "many small copies", ("R19",)),
             *((*_COPY, "scheduling.launch"), "copies a step", (100, 300, 900)),
+            charged=True,
         ),
         _gpu(
             *("dtype_conversion", "copies", "weights cast while they are loaded", ("R17",)),

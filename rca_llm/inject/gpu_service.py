@@ -2,7 +2,8 @@
 
 A step is a row of large matrix products that keep the device busy, the copy of a token to pinned
 memory and the wait for it. What a cause costs is the difference between the two services in one
-process, so that nothing but the cause differs; only the one with the cause is named by the probes.
+process, so that nothing but the cause differs. Only the one with the cause is named by the probes,
+unless an order asks for all: naming takes time of its own, on some machines as much as a cause.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ Variant = Literal["off", "on", "mended"]
 """Without the cause, with it, and with what the advice says done about it."""
 
 PRODUCTS, ROWS, WIDTH = 12, 1024, 8192
+REST_S = 0.002
+"""Between two services, so that a window can be cut out with a little time around it."""
 
 
 class Engine:
@@ -113,13 +116,14 @@ def measure(fault: GpuFault) -> Truth:
     try:
         _serve(fault, "off", None, requests=1)
         _serve(fault, "on", None, requests=1)
-        off = _serve(fault, "off", None, fault.compared)
+        before = _serve(fault, "off", _unseen(fault), fault.compared)
         on = _serve(fault, "on", ledger)
-        off += _serve(fault, "off", None, fault.compared)
-        mended = _serve(fault, "mended", None) if fault.mends else []
+        after = _serve(fault, "off", _unseen(fault), fault.compared)
+        mended = _serve(fault, "mended", _unseen(fault)) if fault.mends else []
     finally:
         fault.close()
-    usual = statistics.median(off)
+    ledger.off = [before, after]
+    usual = statistics.median(before + after)
     for served in ledger.requests.values():
         ledger.add(served.arrival, served.finished, round(served.latency - usual), served.id)
     ledger.figures |= {"off_ns": usual, "on_ns": statistics.fmean(on)}
@@ -128,7 +132,13 @@ def measure(fault: GpuFault) -> Truth:
     return Truth(fault.order, ledger)
 
 
+def _unseen(fault: GpuFault) -> Ledger | None:
+    """Where what is compared is written down, if it is to be named: nobody reads it."""
+    return Ledger() if fault.order.named else None
+
+
 _numbers = itertools.count(1)
+_services = itertools.count(1)
 
 
 def next_step() -> int:
@@ -142,9 +152,12 @@ def _serve(
     """Serve all requests, one after another; the latency of each, ns."""
     fault.variant = variant
     fault.engine.synchronise()
+    time.sleep(REST_S)
     found: list[int] = []
     for number in range(requests or fault.requests):
         id = f"{fault.order.cause.name}-{fault.order.magnitude:g}-{fault.order.seed}-{number}"
+        if variant != "on":
+            id = f"{id}-{variant}-{next(_services)}"
         begun = perf_counter_ns()
         if ledger is None:
             fault.before("")

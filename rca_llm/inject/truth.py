@@ -67,6 +67,8 @@ class Ledger:
     requests: dict[str, Served] = field(default_factory=dict[str, Served])
     steps: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     figures: dict[str, float] = field(default_factory=dict[str, float])
+    off: list[list[int]] = field(default_factory=list[list[int]])
+    """Latencies of requests without the cause, of each time that the load was served without it."""
     measured_by: str = "the wall clock around the injected work"
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -135,6 +137,7 @@ class Truth:
             "step_ns": sum(end - start for start, end in ledger.steps),
             "measured_by": ledger.measured_by,
             "figures": ledger.figures,
+            "off_ns": ledger.off,
             "requests": [
                 {"id": one.id, "latency_ns": one.latency, "injected_ns": cost}
                 for one, cost in zip(done, costs, strict=True)
