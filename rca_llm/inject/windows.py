@@ -9,7 +9,7 @@ from rca_llm.table import UNKNOWN, Ints, Mask, Table, known
 from rca_llm.trace import Timeline, Trace
 
 _TIMES = {
-    **dict.fromkeys(("api", "ranges", "collectives", "steps", "states"), "start"),
+    **dict.fromkeys(("ranges", "collectives", "steps", "states"), "start"),
     **dict.fromkeys(("tokens", "marks", "samples"), "t"),
     "requests": "arrival",
 }
@@ -19,8 +19,9 @@ _TIMES = {
 def between(trace: Trace, start: int, end: int) -> Trace:
     """The records of a trace that begin in [start, end), times of its own clocks.
 
-    Device work is there where the call that asked for it is: else calls at the end would look as if
-    their work had been lost, and work at the beginning as if nobody had asked for it.
+    A call and the device work that it launched are there together or not at all: a launch near the
+    end whose kernel begins later would look as if the kernel had been lost. Work that was launched
+    before the part begins and ran in it is kept, as the device was busy with it.
     """
     return Trace([_timeline(timeline, start, end) for timeline in trace.timelines])
 
@@ -31,20 +32,10 @@ def _timeline(timeline: Timeline, start: int, end: int) -> Timeline:
     for name, column in _TIMES.items():
         table = timeline[name]
         found.tables[name] = table.take(_inside(table, column, start, end))
-    gpu = timeline["gpu"]
-    begun = _asked_for(timeline)
-    found.tables["gpu"] = gpu.take((begun >= start) & (begun < end))
     found.tables |= _device(timeline["gpu"], timeline["api"], start, end)
     found.tables["batch"] = _batch(timeline, start, end)
     found.tables["processes"] = _processes(timeline["processes"], start, end)
     return found
-
-
-def _asked_for(timeline: Timeline) -> Ints:
-    """When the call of every piece of device work was made; of one without, when it began."""
-    gpu, api = timeline["gpu"], timeline["api"]
-    called = link(gpu, api).of_api(api["start"])
-    return np.where(known(called), called, gpu["start"])
 
 
 def _device(gpu: Table, api: Table, start: int, end: int) -> dict[str, Table]:
