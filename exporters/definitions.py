@@ -85,7 +85,8 @@ TERMS: Mapping[str, str] = {
     "nothing, and is added to nothing.",
     "prefill": "Tokens of prompts that were computed.",
     "decode": "Tokens that were generated.",
-    "mode": "Whether the step's kernels came from a CUDA graph or were launched one by one.",
+    "mode": "What the step launched: CUDA graphs (graph), kernels one by one (eager), or both "
+    "(mixed), as where input and sampling stand around a graph.",
     "launches": "Calls that start kernels or graphs.",
     "busy": "Union of kernels (and graph replays recorded as one piece) over all streams.",
     "idle": "Span minus the union of kernels, copies and memsets. Why it was idle stands in the "

@@ -9,6 +9,7 @@ import numpy as np
 from rca_llm.attribute.parts import CLASSES
 from rca_llm.exporters.text import shown
 from rca_llm.exporters.verdict import Summary, given
+from rca_llm.table import Ints
 
 MOST_BARS = 120
 """Requests or steps drawn as bars of their own; more are thinned by rank or merged in time."""
@@ -66,8 +67,7 @@ def steps(summary: Summary, origin: int) -> dict[str, Any] | None:
     rows = sorted(summary["steps"], key=lambda step: step["start_ns"])
     if not rows:
         return None
-    groups = np.array_split(np.arange(len(rows)), min(len(rows), MOST_POINTS // 2))
-    merged = [[rows[i] for i in group.tolist()] for group in groups]
+    merged = [[rows[i] for i in group.tolist()] for group in _neighbours(rows)]
     return {
         "count": len(rows),
         "merged": len(rows) > len(merged),
@@ -78,6 +78,16 @@ def steps(summary: Summary, origin: int) -> dict[str, Any] | None:
         "decode": [_total(group, "decode_tokens") for group in merged],
         "ids": [shown(group[0]["id"], 40) for group in merged],
     }
+
+
+def _neighbours(rows: list[Any]) -> list[Ints]:
+    """As many steps each as leave few groups, and none across a gap that is seen, as in a pause."""
+    most = MOST_POINTS // 2
+    number = np.arange(len(rows)) * min(most, len(rows)) // len(rows)
+    start = np.array([row["start_ns"] for row in rows])
+    reached = np.maximum.accumulate([row["end_ns"] for row in rows])
+    apart = start[1:] - reached[:-1] > (reached[-1] - start[0]) / most
+    return np.split(np.arange(len(rows)), np.flatnonzero(apart | (np.diff(number) > 0)) + 1)
 
 
 def _total(rows: list[Any], key: str) -> int | None:
