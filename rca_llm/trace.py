@@ -251,6 +251,10 @@ PARTIAL = "partial"
 """Key in `Header.extra`: the input tells of collectives alone, not what devices and threads did."""
 SWITCHED_OFF = "recording was switched off for a while"
 """What `dropped_records` says of time that nobody wanted recorded."""
+DEVICE_OFF = "of the device, launched while recording was switched off"
+CALLS_OFF = "of CUDA calls, made while recording was switched off"
+"""What it says of records that were made all the same."""
+BY_INTENT = (SWITCHED_OFF, DEVICE_OFF, CALLS_OFF)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from rca_llm.attribute import partition
 from rca_llm.attribute.codes import GRAPH_LAUNCH
 from rca_llm.readers import run_pauses, segments
 from rca_llm.report import Report
+from rca_llm.trace import CALLS_OFF, DEVICE_OFF, SWITCHED_OFF
 from tests.engines import compare
 
 DATA = Path(__file__).with_name("data") / "h200"
@@ -83,8 +84,8 @@ def test_what_was_launched_in_a_pause_is_left_out_and_counted(vllm: Recorded) ->
     (clocks,) = timeline.history
     start = timeline["api"]["start"]
     assert not run_pauses.inside(timeline.header.extra["gaps"], start - clocks.offset).any()
-    dropped = {f.where: f.count for f in timeline.findings if f.code == "dropped_records"}
-    assert dropped == {"run": 3, "device records": 20, "CUDA calls": 21}
+    dropped = {f.detail: f.count for f in timeline.findings if f.code == "dropped_records"}
+    assert dropped == {SWITCHED_OFF: 3, DEVICE_OFF: 20, CALLS_OFF: 21}
 
 
 def test_decodes_replay_one_graph_and_prefills_one_a_piece(vllm: Recorded) -> None:

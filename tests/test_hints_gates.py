@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rca_llm.trace import SWITCHED_OFF
+from rca_llm.trace import BY_INTENT
 from tests.scenes import GEMM, MS, US, Scene, hint, ids, job
 
 PERIOD = 10 * MS
@@ -150,7 +150,8 @@ def test_steps_without_device_work() -> None:
 def test_recording_that_was_switched_off_on_purpose_is_no_loss() -> None:
     scene = Scene()
     scene.step(0, 0, PERIOD, R="decode")
-    scene.timeline.note("dropped_records", 1, "run", SWITCHED_OFF)
+    for told in BY_INTENT:
+        scene.timeline.note("dropped_records", 1, "run", told)
     assert "G2" not in ids(scene.summary())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rca_llm.readers.run_pauses import leave_out
-from rca_llm.trace import SWITCHED_OFF, Timeline
+from rca_llm.trace import CALLS_OFF, DEVICE_OFF, Timeline
 from tests.timelines import Builder
 from tests.traced import texts
 
@@ -11,8 +11,8 @@ PAUSE = [(100, 200)]
 
 
 def _counted(timeline: Timeline) -> dict[str, int]:
-    assert {finding.detail for finding in timeline.findings} <= {SWITCHED_OFF}
-    return {finding.where: finding.count for finding in timeline.findings}
+    assert {finding.code for finding in timeline.findings} == {"dropped_records"}
+    return {finding.detail: finding.count for finding in timeline.findings}
 
 
 def test_what_decides_is_when_work_was_launched() -> None:
@@ -25,7 +25,7 @@ def test_what_decides_is_when_work_was_launched() -> None:
     leave_out(timeline, PAUSE)
     assert texts(timeline, "gpu", "name") == ["launched before", "launched at the start"]
     assert timeline["api"]["start"].tolist() == [90, 200]
-    assert _counted(timeline) == {"device records": 2, "CUDA calls": 2}
+    assert _counted(timeline) == {DEVICE_OFF: 2, CALLS_OFF: 2}
 
 
 def test_work_without_a_launch_counts_by_its_own_start() -> None:
@@ -36,7 +36,7 @@ def test_work_without_a_launch_counts_by_its_own_start() -> None:
     timeline = scene.build()
     leave_out(timeline, PAUSE)
     assert texts(timeline, "gpu", "name") == ["before", "after"]
-    assert _counted(timeline) == {"device records": 1}
+    assert _counted(timeline) == {DEVICE_OFF: 1}
 
 
 def test_a_pause_that_never_ended_and_none() -> None:

@@ -21,7 +21,7 @@ from rca_llm.hints.wording import name, percent, plural, readable, time
 from rca_llm.intervals import Pieces
 from rca_llm.summary.findings import PARTIAL_INPUT
 from rca_llm.table import NO_TEXT, Ints, Mask, known
-from rca_llm.trace import KERNEL, SWITCHED_OFF
+from rca_llm.trace import BY_INTENT, KERNEL
 
 
 def _findings(case: Case, *codes: str) -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ def _is_loss(finding: dict[str, Any]) -> bool:
     """Whether something was dropped that could have been of a device, and not on purpose."""
     detail = finding["detail"]
     ranges = "NVTX" in detail and "CUDA" not in detail
-    return "type" not in finding["where"] and detail != SWITCHED_OFF and not ranges
+    return "type" not in finding["where"] and detail not in BY_INTENT and not ranges
 
 
 def _loss_in_words(

@@ -12,7 +12,7 @@ import numpy as np
 
 from rca_llm.attribute.links import link
 from rca_llm.table import Array, Ints, Mask, known
-from rca_llm.trace import SWITCHED_OFF, Timeline
+from rca_llm.trace import CALLS_OFF, DEVICE_OFF, Timeline
 
 Pauses = Sequence[tuple[int, int]]
 """Begin and end of each, ns of the run's clock."""
@@ -35,9 +35,9 @@ def leave_out(timeline: Timeline, pauses: Pauses) -> None:
         return
     calls = inside(pauses, timeline["api"]["start"])
     work = _launched_inside(timeline, pauses, calls)
-    for name, rows, what in (("gpu", work, "device records"), ("api", calls, "CUDA calls")):
+    for name, rows, what in (("gpu", work, DEVICE_OFF), ("api", calls, CALLS_OFF)):
         timeline.tables[name] = timeline[name].take(~rows)
-        timeline.note("dropped_records", int(rows.sum()), what, SWITCHED_OFF)
+        timeline.note("dropped_records", int(rows.sum()), "run", what)
 
 
 def _launched_inside(timeline: Timeline, pauses: Pauses, calls: Mask) -> Mask:
