@@ -14,6 +14,12 @@ WARP = 32
 REGISTER_UNIT = 256
 SUB_PARTITIONS = 4
 SHARED_UNIT = 128
+DEPENDENT_CYCLES = 4
+"""From an arithmetic instruction to one that needs its result, from Volta on: Jia et al.,
+"Dissecting the NVIDIA Volta GPU architecture via microbenchmarking", 2018."""
+
+BUSY_WARPS = SUB_PARTITIONS * DEPENDENT_CYCLES
+"""Warps with which every scheduler of a multiprocessor has an instruction for each cycle."""
 
 
 def occupancy(threads: int, registers: int, shared: int, limits: Mapping[str, int]) -> float | None:
@@ -85,6 +91,29 @@ def waves(blocks: int, per_sm: int, sms: int) -> Waves | None:
     count = blocks / (per_sm * sms)
     filled = min(blocks / sms, 1.0) if count <= 1 else count / math.ceil(count)
     return Waves(blocks, count, filled, min(blocks, sms), sms)
+
+
+def tail_share(blocks: int, threads: int, per_sm: int, sms: int) -> float | None:
+    """The fraction of its time that a grid would not take with its work spread evenly; an estimate.
+
+    Of `blocks` equal ones of so many `threads`, `per_sm` fit on each of `sms` multiprocessors. None
+    where all fit at once: there is no last wave then. A multiprocessor takes r blocks of w warps in
+    a time of r / min(1, r w / `BUSY_WARPS`): in proportion to their number once they fill its
+    schedulers, and as long as one alone while they do not. Kernels that wait for memory need more
+    warps than that; their last wave takes longer, at most as long as a full one.
+    """
+    if min(blocks, threads, per_sm, sms) <= 0 or blocks <= per_sm * sms:
+        return None
+    full, rest = divmod(blocks, per_sm * sms)
+    warps = -(-threads // WARP)
+    now = full * _taken(per_sm, warps) + _taken(-(-rest // sms), warps)
+    even = blocks / (per_sm * sms) * _taken(per_sm, warps)
+    return max(1 - even / now, 0.0)
+
+
+def _taken(blocks: int, warps: int) -> float:
+    """How long a multiprocessor takes for some blocks at once, in times of one among many."""
+    return blocks / min(1.0, blocks * warps / BUSY_WARPS) if blocks else 0.0
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rca_llm.hardware import tail_share
 from tests.scenes import GEMM, MS, US, S, Scene, hint, ids
 
 PERIOD = 10 * MS
@@ -11,7 +12,13 @@ ELEMENTWISE = "vectorized_elementwise_kernel"
 
 
 def shaped(
-    blocks: int, threads: int, registers: int = 32, *, part: int = 2 * MS, name: str = ELEMENTWISE
+    blocks: int,
+    threads: int,
+    registers: int = 32,
+    *,
+    part: int = 2 * MS,
+    name: str = ELEMENTWISE,
+    shared: int = 0,
 ) -> Scene:
     """Steps of which `part` is one kernel of a shape, the rest a kernel that fills the device."""
     scene, tokens = Scene(), []
@@ -22,7 +29,7 @@ def shaped(
         scene.step(i, start, start + PERIOD, R="decode" if i else "prefill")
         scene.work(GEMM, start, start + PERIOD - part, graph=True, registers=32, shared=0, **fine)
         begin = start + PERIOD - part
-        scene.kernel(name, begin, begin + part, registers=registers, shared=0, **odd)
+        scene.kernel(name, begin, begin + part, registers=registers, shared=shared, **odd)
         tokens.append(start + PERIOD)
     scene.request("R", 0, tokens)
     return scene
@@ -41,6 +48,16 @@ def test_a_block_of_32_threads() -> None:
     assert found["title"].startswith("Possible")
     assert found["evidence"]["theoretical_occupancy"] == 0.5
     assert found["saving_ns"] is None
+
+
+def test_few_warps_for_want_of_shared_memory_cost_at_most_the_warps_that_are_missing() -> None:
+    found = hint(on(shaped(100_000, 32, shared=32 << 10)).summary(), "R27")
+    assert found["evidence"]["theoretical_occupancy"] == 6 / 64
+    assert found["saving_ns"] == found["evidence"]["saving_most_ns"]
+    assert found["saving_ns"] == pytest.approx(20 * 2 * MS * (1 - 6 / 64))
+    # Registers take the place of warps in many kernels; nobody knows what more warps would save.
+    many = hint(on(shaped(100_000, 32, 64, shared=32 << 10)).summary(), "R27")
+    assert many["saving_ns"] is None
 
 
 def test_tiny_blocks_are_seen_without_the_device_where_the_grid_exceeds_any() -> None:
@@ -79,6 +96,18 @@ def test_a_last_wave_that_is_hardly_filled() -> None:
     found = hint(on(shaped(1100, 256)).summary(), "R28")
     assert found["evidence"]["waves"] == pytest.approx(1100 / 1056)
     assert found["evidence"]["filled_share"] == pytest.approx(1100 / 2112)
+    # Eight blocks of eight warps take 8 of the time of one among them, one alone 2.
+    assert found["saving_ns"] == pytest.approx(20 * 2 * MS * (1 - (1100 / 132) / 10), rel=1e-3)
+    assert found["evidence"]["saving_most_ns"] == pytest.approx(20 * 2 * MS * (1012 / 2112))
+
+
+def test_a_block_alone_on_a_multiprocessor_is_quicker_where_its_warps_suffice() -> None:
+    # Two blocks of 32 warps share the schedulers; one alone fills them, and takes half as long.
+    assert tail_share(266, 1024, 2, 132) == pytest.approx(1 - (266 / 132) / 3)
+    # A warp alone is as slow as 16 of them together: a last wave of it takes as long as those.
+    assert tail_share(132 * 16 + 1, 32, 16, 132) == pytest.approx(1 - (2113 / 132) / 32)
+    assert tail_share(264, 1024, 2, 132) is None
+    assert tail_share(0, 1024, 2, 132) is None
 
 
 @pytest.mark.parametrize(
@@ -141,7 +170,11 @@ def attention(layers: int, each: int, *, names: tuple[str, ...] = SEQUENCE) -> S
 def test_attention_as_products_and_softmax() -> None:
     found = hint(attention(4, 100 * US).summary(), "R26")
     assert found["evidence"]["sequences"] == 4
-    assert found["saving_ns"] == 4 * 200 * US
+    evidence = found["evidence"]
+    # Without the kernels between, and with a quarter of them for each product's way to memory.
+    assert evidence["saving_least_ns"] == evidence["between_products_ns"] == 4 * 200 * US
+    assert evidence["saving_most_ns"] == 4 * 300 * US
+    assert found["saving_ns"] == 4 * 250 * US
 
 
 def test_a_small_part_of_the_prefill() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,8 +38,13 @@ def low_occupancy(case: Case) -> list[Hint]:
 
     Symptom: a kernel of at least `step_share` of the steps, not a matrix product or attention,
     has a theoretical occupancy below `occupancy`, or blocks under `threads` threads with more
-    blocks than multiprocessors. Low occupancy alone is no defect: confidence stays low. Source:
-    thread C68. Disproof: bandwidth or tensor cores at the roof.
+    blocks than multiprocessors. Low occupancy alone is no defect: confidence stays low. What better
+    blocks would save is an estimate, and only for blocks of few threads with low occupancy, where
+    not registers are the reason, which kernels use in place of warps: a kernel that waits takes
+    time as 1 / occupancy (Little's law, as in Volkov, "Better performance at lower occupancy",
+    GTC 2010), so a filled multiprocessor would save 1 - occupancy of it. That is the most: memory
+    or arithmetic at its roof ends it earlier. Elsewhere the saving is null. Source: thread C68.
+    Disproof: bandwidth or tensor cores at the roof.
     """
     limits = case.limits("R27")
     found: list[Hint] = []
@@ -49,13 +55,16 @@ def low_occupancy(case: Case) -> list[Hint]:
         tiny = _tiny_blocks(shape, limits["threads"])
         if not tiny and (full is None or full >= limits["occupancy"]):
             continue
+        charge = case.charge((shape.part,), shape.spans)
+        few = tiny and full is not None and full < limits["occupancy"]
+        most = round(charge.ns * (1 - (full or 0))) if few and _registers_allow(shape) else None
         reached = f"allows only {percent(full)} occupancy" if full is not None else "is tiny"
         found.append(
             Hint(
                 f"Possible: block of {shape.threads} threads / {shape.registers} registers"
                 f" {reached} in {name(shape.name)}",
                 "low",
-                case.charge((shape.part,), shape.spans),
+                charge,
                 {
                     "kernel": name(shape.name, 200),
                     "threads": shape.threads,
@@ -64,11 +73,19 @@ def low_occupancy(case: Case) -> list[Hint]:
                     "blocks": shape.blocks,
                     "theoretical_occupancy": full,
                     "step_share": loss.share,
+                    "saving_most_ns": most,
                 },
-                unjudged=True,
+                saving_ns=most,
+                unjudged=most is None,
             )
         )
     return found
+
+
+def _registers_allow(shape: Shape) -> bool:
+    """Whether threads use so few registers that a multiprocessor could be full of them."""
+    needed = shape.registers * shape.limits["max_threads_per_sm"]
+    return 0 <= needed <= shape.limits["registers_per_sm"]
 
 
 def _tiny_blocks(shape: Shape, least: float) -> bool:
@@ -90,7 +107,11 @@ def tail_wave(case: Case) -> list[Hint]:
 
     Symptom: a kernel of at least `step_share` of the steps has fewer blocks than multiprocessors,
     or under `waves` waves that are filled to less than `efficiency`. Needs the device's limits.
-    Source: thread C68; proposal. Disproof: another kernel in the empty slots.
+    What an even grid would save is an estimate: multiprocessors without a block of a grid that does
+    not fill one wave; of a last wave, as `rca_llm.hardware.tail_share` says, since a block that has
+    a multiprocessor for itself is quicker than one among many. `saving_most_ns` is with a last wave
+    that takes as long as a full one. Source: thread C68; proposal. Disproof: another kernel in the
+    empty slots.
     """
     limits = case.limits("R28")
     found: list[Hint] = []
@@ -120,8 +141,9 @@ def tail_wave(case: Case) -> list[Hint]:
                     "filled_share": fill.efficiency,
                     "step_share": loss.share,
                     "kernel_ns": charge.ns,
+                    "saving_most_ns": round(charge.ns * (1 - fill.efficiency)),
                 },
-                saving_ns=round(charge.ns * (1 - fill.efficiency)),
+                saving_ns=round(charge.ns * (shape.lost or 0.0)),
             )
         )
     return found
@@ -144,42 +166,61 @@ def unfused_attention(case: Case) -> Hint | None:
 
     Symptom: this sequence, with nothing but elementwise kernels in between, repeats on a stream
     `repeats` times, takes `prefill_share` of the steps that prefill, and no fused attention kernel
-    runs. Source: thread C69. Disproof: a fused kernel in the same layers.
+    runs. A fused kernel keeps the scores on the chip (Dao et al., "FlashAttention", 2022): it saves
+    the kernels between the products at least, and at most also the time in which the products write
+    and read the scores. One kernel in between reads and writes them, so each product moves half as
+    much as the quickest of these; how much of that hides behind its arithmetic no record tells. The
+    saving is the middle of both, an estimate. Source: thread C69. Disproof: a fused kernel in the
+    same layers.
     """
     limits = case.limits("R26")
-    best: tuple[int, int, Spans, Spans] | None = None
-    for member in case.job.ranks:
-        found = _unfused(member)
-        if found is not None and (best is None or found[0] > best[0]):
-            best = found
-    if best is None or best[1] < limits["repeats"]:
+    every = (found for member in case.job.ranks if (found := _unfused(member)))
+    best = max(every, key=lambda found: found.whole, default=None)
+    if best is None or best.repeats < limits["repeats"]:
         return None
-    whole, repeats, extra, window = best
-    total = int((window[1] - window[0]).sum())
-    if not total or whole < limits["prefill_share"] * total:
+    total = int((best.prefill[1] - best.prefill[0]).sum())
+    if not total or best.whole < limits["prefill_share"] * total:
         return None
-    charge = case.charge(COMPUTE, extra)
+    between = case.charge(COMPUTE, best.between).ns
+    moving = round(case.charge(COMPUTE, best.products).ns * best.moving)
     return Hint(
-        f"Attention runs unfused: matrix product, softmax, matrix product {repeats:,} times,"
-        f" {percent(whole / total)} of the prefill",
+        "Attention runs unfused: matrix product, softmax, matrix product"
+        f" {best.repeats:,} times, {percent(best.whole / total)} of the prefill",
         "medium",
-        charge,
+        case.charge(COMPUTE, best.spans),
         {
-            "sequences": repeats,
-            "sequence_ns": whole,
+            "sequences": best.repeats,
+            "sequence_ns": best.whole,
             "prefill_ns": total,
-            "prefill_share": whole / total,
-            "between_products_ns": charge.ns,
+            "prefill_share": best.whole / total,
+            "between_products_ns": between,
+            "saving_least_ns": between,
+            "saving_most_ns": between + moving,
         },
+        saving_ns=between + moving // 2,
     )
 
 
-def _unfused(member: Member) -> tuple[int, int, Spans, Spans] | None:
+@dataclass(frozen=True)
+class _Unfused:
     """A rank's unfused attention.
 
-    Its time, how often it runs, the kernels between the products, and the prefill. None
-    where a fused kernel runs, or nothing fits.
+    Its time `whole`, ns, and how often it runs; when all of it, the kernels `between` the products
+    and the `products` ran; `moving`, the most of the products' time that scores are written and
+    read, a fraction; and when the rank prefilled.
     """
+
+    whole: int
+    repeats: int
+    spans: Spans
+    between: Spans
+    products: Spans
+    moving: float
+    prefill: Spans
+
+
+def _unfused(member: Member) -> _Unfused | None:
+    """A rank's unfused attention; None where a fused kernel runs, or nothing fits."""
     recording, _ = member
     gpu, strings = recording.timeline["gpu"], recording.timeline.strings
     rows = np.flatnonzero((gpu["kind"] == KERNEL) & rank_rows(member, gpu) & known(gpu["start"]))
@@ -196,11 +237,17 @@ def _unfused(member: Member) -> tuple[int, int, Spans, Spans] | None:
     ]
     if not found:
         return None
-    rows = np.concatenate(found)
-    whole = int((gpu["end"][rows] - gpu["start"][rows]).sum())
-    between = np.concatenate([one[1:-1] for one in found])
-    spans = intervals.union(gpu["start"][between], gpu["end"][between])
-    return whole, len(found), spans, windows
+    start, lasting = gpu["start"], gpu["end"] - gpu["start"]
+    rows, between = np.concatenate(found), np.concatenate([one[1:-1] for one in found])
+    products = np.concatenate([one[[0, -1]] for one in found])
+    half = np.repeat([int(lasting[one[1:-1]].min()) / 2 for one in found], 2)
+    moved, spent = np.minimum(half, lasting[products]).sum(), lasting[products].sum()
+    all_of, inner, outer = (
+        intervals.union(start[own], gpu["end"][own]) for own in (rows, between, products)
+    )
+    share = float(moved / spent) if spent else 0.0
+    whole = int(lasting[rows].sum())
+    return _Unfused(whole, len(found), all_of, inner, outer, share, windows)
 
 
 def _prefill(member: Member) -> Spans:

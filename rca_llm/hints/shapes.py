@@ -11,7 +11,7 @@ import numpy as np
 from rca_llm import intervals
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.parts import PARTS
-from rca_llm.hardware import Waves, blocks_per_sm, occupancy, waves
+from rca_llm.hardware import Waves, blocks_per_sm, occupancy, tail_share, waves
 from rca_llm.hints.case import Case, Loss, Spans, rank_rows
 from rca_llm.summary.device import SHAPE, device_of
 from rca_llm.table import Ints, Table, known
@@ -65,10 +65,28 @@ class Shape:
         sms = self.limits.get("sms")
         if self.threads is None or self.blocks is None or sms is None:
             return None
-        if min(self.registers, self.shared) < 0:
-            return None
-        per_sm = blocks_per_sm(self.threads, self.registers, self.shared, self.limits)
+        per_sm = self._per_sm
         return None if per_sm is None else waves(self.blocks, per_sm, sms)
+
+    @property
+    def lost(self) -> float | None:
+        """About which fraction of its time an evenly filled grid would not take, None of no loss.
+
+        Without a full wave, that of the multiprocessors without a block; else as `tail_share`.
+        """
+        fill, per_sm = self.waves, self._per_sm
+        if fill is None or per_sm is None or self.threads is None:
+            return None
+        if fill.waves <= 1:
+            return 1 - fill.efficiency
+        return tail_share(fill.blocks, self.threads, per_sm, fill.sms)
+
+    @property
+    def _per_sm(self) -> int | None:
+        """How many blocks fit one multiprocessor, None where something needed is not known."""
+        if self.threads is None or min(self.registers, self.shared) < 0:
+            return None
+        return blocks_per_sm(self.threads, self.registers, self.shared, self.limits)
 
 
 def heavy_shapes(case: Case, least: float) -> Iterator[tuple[Shape, Loss]]:

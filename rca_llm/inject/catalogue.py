@@ -145,7 +145,8 @@ CAUSES: dict[str, Cause] = {
         ),
         _gpu(
             *("launch_bound", "launching", "many tiny kernels", ("R03",)),
-            *(("scheduling.launch", "scheduling.host"), "launches a step", (500, 1000, 2000)),
+            *(("scheduling.launch", "scheduling.host", "compute.elementwise"), "launches a step"),
+            (500, 1000, 2000),
         ),
         _gpu(
             *("sync_in_loop", "launching", "results that are read back in the loop", ("R15",)),

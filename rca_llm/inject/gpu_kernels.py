@@ -46,8 +46,13 @@ class _Streaming(GpuFault):
 
 
 class SmallBlocks(_Streaming):
-    """Blocks of 32 threads with so much shared memory that a quarter of the warps fit."""
+    """Blocks of 32 threads with so much shared memory that a tenth of the warps fit.
 
+    A multiprocessor of an H100 or H200 has 228 KB of it and holds six of them, all of the grid at
+    once: a last wave would be a cause of its own.
+    """
+
+    SHARED, FITTING = 32 << 10, 6
     name = "stream_floats"
     source = """
 extern "C" __global__ void stream_floats(const float* x, float* y, int n) {
@@ -58,8 +63,8 @@ extern "C" __global__ void stream_floats(const float* x, float* y, int n) {
 
     def in_step(self, number: int, phase: str) -> None:
         """Run it with one warp a block, or with eight."""
-        threads, shared = (32, 16 << 10) if self.bad else (256, 0)
-        blocks = self._sms * (14 if self.bad else 8)
+        threads, shared = (32, self.SHARED) if self.bad else (256, 0)
+        blocks = self._sms * (self.FITTING if self.bad else 8)
         arguments = [self._from, self._to, self._count]
         self._kernel((blocks, 1, 1), (threads, 1, 1), arguments, shared)
 

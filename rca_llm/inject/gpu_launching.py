@@ -73,11 +73,12 @@ class Allocations(GpuFault):
     """`magnitude` blocks of device memory a step, taken from the driver and given back."""
 
     def in_step(self, number: int, phase: str) -> None:
-        """Allocate, touch and free, past the caching allocator."""
+        """Allocate and free, past the caching allocator; to fill it would be work of its own."""
         if self.variant != "on":
             return
+        torch = self.engine.torch
         for _ in range(round(self.size)):
-            block = self.engine.on_device(96 << 20)
+            block = torch.empty(96 << 20, dtype=torch.uint8, device=self.engine.device)
             del block
             self.engine.torch.cuda.empty_cache()
 
