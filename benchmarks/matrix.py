@@ -120,9 +120,14 @@ def in_turns(row: Row) -> Saving:
     return row.predicted_ns, row.with_ns - statistics.fmean(row.without_ns)
 
 
+ADVICE_LEAVES_SOME = ("pageable_copies", "small_copies")
+"""Causes whose hint says what its advice saves: a copy that remains. All of it is its charge."""
+
+
 def without_cause(row: Row) -> Saving:
     """What the hint says, against the same service without the cause."""
-    return row.saving_ns, row.injected_ns
+    whole = row.charged_ns if row.cause in ADVICE_LEAVES_SOME else row.saving_ns
+    return whole, row.injected_ns
 
 
 def with_advice(row: Row) -> Saving:

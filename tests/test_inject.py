@@ -123,11 +123,18 @@ def test_verdicts_and_figures() -> None:
     truth |= {"parts": ["scheduling.gc"], "share": 0.5, "injected_ns": 5}
     truth["requests"] = [{"id": "a"}]
     hints = [
-        {"id": id, "share": 0.1, "confidence": "high", "saving_ns": 1} for id in ("R07", "R08")
+        {
+            "id": id,
+            "share": 0.1,
+            "confidence": "high",
+            "saving_ns": 1,
+            "evidence": {"charged_ns": 7},
+        }
+        for id in ("R07", "R08")
     ]
     said = {"id": "a", "latency_ns": 100, "parts": {"scheduling.gc": 48}}
     row = judged({"hints": hints, "requests": [said]}, truth)
-    assert (row.rank, row.high, row.said) == (2, ["R07"], 0.48)
+    assert (row.rank, row.high, row.said, row.charged_ns) == (2, ["R07"], 0.48, 7)
     quiet = Row("clean", 1, 0, None, [], None, None, [])
     found = figures([row, quiet])
     assert (found["first"], found["first_two"], found["clean_quiet"]) == (0.0, 1.0, 1.0)
@@ -222,6 +229,8 @@ def test_on_a_gpu_both_the_cause_and_the_advice_are_compared() -> None:
     assert not noisy.judged
     (timed,) = matrix.removals([on_a_gpu(0, cause="dtype_conversion")], removed)
     assert timed.judged
+    copied = replace(rows[0], cause="small_copies", charged_ns=990)
+    assert removed(copied) == (990, 1000)
     silent = replace(rows[0], saving_ns=None)
     assert matrix.saving_figures([silent], "x", removed)["x_pairs_without_prediction"] == 1
 

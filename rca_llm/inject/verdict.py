@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rca_llm.inject.catalogue import CAUSES
+
 Summary = dict[str, Any]
 
 
@@ -15,7 +17,8 @@ class Row:
     """One run: the rank of the true cause among the hints, and shares as said and as measured.
 
     `rank` counts from 1, None where no hint names the cause. `said` is the share of latency in the
-    cause's parts, what the hint would save where the cause has none. `high` are the hints of high
+    cause's parts; what its hint is charged with where that is more than parts tell, and what the
+    hint would save where the cause has no parts. `high` are the hints of high
     confidence that name something else. `without_ns` are the summed latencies of runs of the same
     load without the cause, `load` the machine's load average when the row was made.
     """
@@ -36,6 +39,8 @@ class Row:
     with_ns: int | None = None
     without_ns: tuple[int, ...] = ()
     load: float | None = None
+    charged_ns: int | None = None
+    """What the hint of the cause is charged with; some advice leaves a part of that."""
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -59,12 +64,15 @@ def judged(summary: Summary, truth: dict[str, Any], **more: Any) -> Row:
         [row["id"] for row in hints if row["confidence"] == "high" and row is not own],
         None if own is None else own["saving_ns"],
         truth["injected_ns"],
+        charged_ns=None if own is None else own["evidence"].get("charged_ns"),
         **more,
     )
 
 
 def _said(summary: Summary, truth: dict[str, Any], own: dict[str, Any] | None) -> float | None:
     """The share that a report gives the cause."""
+    if CAUSES[truth["cause"]].charged:
+        return None if own is None else own["share"]
     if not truth["parts"]:
         return None if own is None else _cost(own)
     wanted = {row["id"] for row in truth["requests"]}
