@@ -184,7 +184,7 @@ def test_kernels_mode_asks_for_no_calls(app: Traced) -> None:
 def test_without_calls_kernels_say_when_they_were_queued(app: Traced) -> None:
     app("init", "kernels:10", RCA_LLM_GPU="kernels")
     gpu = timeline_of(app.run)["gpu"]
-    assert ((0 < gpu["queued"]) & (gpu["queued"] <= gpu["start"])).all()
+    assert ((gpu["queued"] > 0) & (gpu["queued"] <= gpu["start"])).all()
     assert (gpu["start"] - gpu["queued"] < 1_000_000_000).all()  # the same clock
 
 
@@ -350,6 +350,21 @@ def test_a_pause_counts_from_the_change_not_from_when_it_is_noticed(app: Traced)
         assert process.wait(30) == 0
     (segment,) = collector_segments(app.run)
     assert [(gap.a, gap.b) for gap in segment.of(layout.GAP)] == [tuple(changes)]
+
+
+@pytest.mark.clocks
+def test_what_cupti_still_holds_is_judged_by_when_the_gate_changed(app: Traced) -> None:
+    """The gate is found shut since before the kernels, which were not handed over by then."""
+    shut = bytearray(layout.CONTROL_BYTES)
+    place = layout.CONTROL_CHANGED_OFFSET
+    shut[place : place + 8] = time.perf_counter_ns().to_bytes(8, "little")
+    output = app.run / "said"
+    with app.start("init", "kernels:20", "status", "sleep:1200", output=output) as process:
+        said_by(output, 2)
+        with (app.run / "control").open("r+b") as file:
+            file.write(shut)
+        assert process.wait(30) == 0
+    assert not len(timeline_of(app.run)["gpu"])
 
 
 def said_by(path: Path, words: int) -> list[str]:
