@@ -246,6 +246,7 @@ def test_what_is_compared_on_a_gpu_is_served_on_both_sides(tmp_path: Path) -> No
     assert [len(side) for side in found["off_ns"]] == [3, 3]
     assert [row["id"] for row in found["requests"]] == [f"small_copies-2-0-{n}" for n in range(3)]
     assert found["figures"]["mended_ns"] > 0
+    assert found["off_window"]["end_ns"] <= found["window"]["start_ns"]
 
 
 def test_savings_below_the_noise_are_listed_and_not_judged() -> None:

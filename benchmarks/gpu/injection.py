@@ -1,7 +1,8 @@
 """Every cause on a GPU in three sizes and two seeds, against its truth; and what advice brings.
 
 What the hint of the true cause says that would be saved is held against two things that were done
-for real: the same service without the cause, and the service that follows the advice.
+for real: the same service without the cause, and the service that follows the advice. What was
+served without the cause before each run is judged as a clean run.
 
     python benchmarks/gpu/injection.py --out results [--families launching,copies] [--seeds 2]
         [--gpu full|kernels]
@@ -94,8 +95,9 @@ class Session(stages.Session):
 
 def every_figure(rows: list[Row]) -> dict[str, Any]:
     """The goals' figures, and how far predicted savings are from what was saved, percent."""
-    removed = saving_figures(rows, "removal", without_cause)
-    return figures(rows) | removed | saving_figures(rows, "advice", with_advice)
+    found: dict[str, Any] = figures(rows)
+    found |= saving_figures(rows, "removal", without_cause)
+    return found | saving_figures(rows, "advice", with_advice)
 
 
 def stage(family: str) -> Callable[[Session], str]:
@@ -108,7 +110,8 @@ def stage(family: str) -> Callable[[Session], str]:
         (session.out / "injection.md").write_text(text)
         session.write("figures", every_figure(session.rows))
         session.write("rows", [row.document() for row in session.rows])
-        return f"{len(rows)} runs {note}"
+        runs = sum(row.cause != "clean" for row in rows)
+        return f"{runs} runs {note}"
 
     return run
 
@@ -225,7 +228,19 @@ def analyse(run: Path | None, truths: list[dict[str, Any]]) -> list[Row]:
         _trace = load(run)
         counts = {name: len(t) for name, t in _trace.timelines[0].tables.items()}
         print(f"{run.parent.name}: {counts}", flush=True)
-    return [row for row in map(_judge, truths) if row]
+    cleaned = [clean for truth in truths if (clean := without_cause_of(truth))]
+    return [row for row in map(_judge, truths + cleaned) if row]
+
+
+def without_cause_of(truth: dict[str, Any]) -> dict[str, Any] | None:
+    """The truth of what was served before a run, without its cause; None where nothing was."""
+    if not truth.get("off_window"):
+        return None
+    clean: dict[str, Any] = {"cause": "clean", "magnitude": 1.0, "window": truth["off_window"]}
+    clean |= {"hints": [], "parts": [], "share": None, "injected_ns": None}
+    clean["figures"] = {"before": f"{truth['cause']} {truth['magnitude']:g}"}
+    clean["latency_ns"] = sum(truth["off_ns"][0])
+    return truth | clean
 
 
 def _judge(truth: dict[str, Any]) -> Row | None:
@@ -266,6 +281,8 @@ def compared(truth: dict[str, Any]) -> dict[str, Any]:
     """What else was served: without the cause, on both sides, and with the advice followed."""
     count, measured = len(truth["requests"]), truth["figures"]
     sides = [statistics.fmean(side) for side in truth.get("off_ns", []) if side]
+    if truth["cause"] == "clean":
+        return {}
     found: dict[str, Any] = {"with_ns": truth["latency_ns"]}
     found["without_ns"] = tuple(round(side * count) for side in sides)
     if "mended_ns" in measured:

@@ -112,11 +112,12 @@ class GpuFault:
 def measure(fault: GpuFault) -> Truth:
     """Serve without the cause, with it and, where that is known, with what mends it."""
     ledger = Ledger(measured_by="mean latency of the same service without the cause, in turns")
+    ledger.without = _unseen(fault)
     fault.prepare()
     try:
         _serve(fault, "off", None, requests=1)
         _serve(fault, "on", None, requests=1)
-        before = _serve(fault, "off", _unseen(fault), fault.compared)
+        before = _serve(fault, "off", ledger.without, fault.compared)
         on = _serve(fault, "on", ledger)
         after = _serve(fault, "off", _unseen(fault), fault.compared)
         mended = _serve(fault, "mended", _unseen(fault)) if fault.mends else []
@@ -133,7 +134,7 @@ def measure(fault: GpuFault) -> Truth:
 
 
 def _unseen(fault: GpuFault) -> Ledger | None:
-    """Where what is compared is written down, if it is to be named: nobody reads it."""
+    """Where what is compared is written down, if it is to be named."""
     return Ledger() if fault.order.named else None
 
 

@@ -69,6 +69,8 @@ class Ledger:
     figures: dict[str, float] = field(default_factory=dict[str, float])
     off: list[list[int]] = field(default_factory=list[list[int]])
     """Latencies of requests without the cause, of each time that the load was served without it."""
+    without: Ledger | None = None
+    """What was served without the cause before, where the probes named that as well."""
     measured_by: str = "the wall clock around the injected work"
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -76,6 +78,11 @@ class Ledger:
         """The record of a request."""
         with self._lock:
             return self.requests.setdefault(id, Served(id))
+
+    def done(self) -> list[Served]:
+        """The requests that finished, by arrival."""
+        found = [one for one in self.requests.values() if one.finished]
+        return sorted(found, key=lambda one: one.arrival)
 
     def add(
         self, start: int, end: int, ns: int, request: str | None = EVERYBODY, queued: int = 0
@@ -114,8 +121,7 @@ class Truth:
     def document(self) -> dict[str, Any]:
         """The contents of `truth.json`; times are ns, the window is UTC."""
         cause, ledger = self.order.cause, self.ledger
-        done = [one for one in ledger.requests.values() if one.finished]
-        done.sort(key=lambda one: one.arrival)
+        done = ledger.done()
         costs = [ledger.cost(one) for one in done]
         latency, injected = sum(one.latency for one in done), sum(costs)
         return {
@@ -129,6 +135,7 @@ class Truth:
             "hints": list(cause.hints),
             "parts": list(cause.parts),
             "window": _window(done),
+            "off_window": None if ledger.without is None else _window(ledger.without.done()),
             "latency_ns": latency,
             "injected_ns": injected,
             "share": injected / latency if latency else None,
