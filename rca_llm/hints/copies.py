@@ -2,140 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
 from rca_llm import hardware, intervals
-from rca_llm.attribute.codes import COPY
-from rca_llm.attribute.links import among
-from rca_llm.attribute.partition import Recording
-from rca_llm.hints import records
+from rca_llm.hints import issuing, lead, records
 from rca_llm.hints.case import Case, Spans
 from rca_llm.hints.loads import NETWORK, casts, find_load, window
 from rca_llm.hints.model import Charge, Hint, Stage, rule
+from rca_llm.hints.moved import COPY_PARTS, DELAYED_PARTS, H2D, HostCopies, host_copies
 from rca_llm.hints.wording import name, rate, size, time
-from rca_llm.table import Array, Ints, Mask, known
-from rca_llm.trace import COPY_KINDS, MEMCPY, MEMORY_KINDS
-
-COPY_PARTS = ("io.h2d", "io.d2h", "scheduling.launch", "scheduling.sync")
-"""What a host copy can be charged as: on the device, and while the host prepares it."""
-
-H2D, D2H = COPY_KINDS.index("H2D"), COPY_KINDS.index("D2H")
-PAGEABLE = MEMORY_KINDS.index("pageable")
-
-
-@dataclass(frozen=True)
-class HostCopies:
-    """Some copies between host and device, of all recordings.
-
-    `call_start` and `call_end` are those of the call that asked for each, the copy's own where
-    that was not recorded; `decode` says which belong to steps that only decode, `inside` and
-    `steady` which to any step and to a steady one, all where there are no steps.
-    """
-
-    start: Ints
-    end: Ints
-    size: Ints
-    call_start: Ints
-    call_end: Ints
-    asynchronous: Mask
-    decode: Mask
-    inside: Mask
-    steady: Mask
-    pageable: Mask
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def take(self, rows: Array) -> HostCopies:
-        """A selection."""
-        return HostCopies(*(getattr(self, name)[rows] for name in _FIELDS))
-
-    @property
-    def spans(self) -> Spans:
-        """When the copies ran or were asked for."""
-        return (
-            np.concatenate([self.start, self.call_start]),
-            np.concatenate([self.end, self.call_end]),
-        )
-
-    @property
-    def bytes(self) -> int:
-        """All bytes of known size."""
-        return int(self.size[known(self.size)].sum())
-
-    @property
-    def lasting(self) -> int:
-        """The plain sum of their times, ns."""
-        return int((self.end - self.start).sum())
-
-    @property
-    def own_share(self) -> float:
-        """What of the time that they and their calls take is copying on a device."""
-        return intervals.length(self.start, self.end) / max(intervals.length(*self.spans), 1)
-
-    @property
-    def rate(self) -> float | None:
-        """Bytes a second while they ran."""
-        return self.bytes * 1e9 / self.lasting if self.lasting and self.bytes else None
-
-
-_FIELDS = tuple(HostCopies.__dataclass_fields__)
-
-
-def host_copies(case: Case) -> HostCopies:
-    """The copies between host and device that have a time, ranks one after another."""
-    found = [_copies_of(case, number) for number in range(len(case.job.ranks))]
-    if not found:
-        columns: dict[str, Array] = dict.fromkeys(_FIELDS, np.empty(0, np.int64))
-        return HostCopies(**columns)
-    columns = {name: np.concatenate([getattr(c, name) for c in found]) for name in _FIELDS}
-    return HostCopies(**columns)
-
-
-def _copies_of(case: Case, number: int) -> HostCopies:
-    recording, partition = case.job.ranks[number]
-    gpu = recording.timeline["gpu"]
-    rows = np.flatnonzero(
-        (gpu["kind"] == MEMCPY)
-        & among(gpu["copy"], [H2D, D2H])
-        & among(gpu["process"], [*partition.rank.processes])
-        & known(gpu["start"])
-    )
-    steps, step = recording.steps, partition.step_of[rows]
-    decodes = np.append((steps.decode_tokens > 0) & (steps.prefill_tokens == 0), False)
-    begin, end = _calls(recording, rows)
-    return HostCopies(
-        gpu["start"][rows],
-        gpu["end"][rows],
-        gpu["bytes"][rows],
-        begin,
-        end,
-        _asynchronous(recording, rows),
-        decodes[step],
-        step >= 0 if len(steps) else np.ones(len(rows), bool),
-        np.isin(step, partition.steps[case.steady(number)]) | (len(partition.steps) == 0),
-        (gpu["src"][rows] == PAGEABLE) | (gpu["dst"][rows] == PAGEABLE),
-    )
-
-
-def _calls(recording: Recording, rows: Ints) -> tuple[Ints, Ints]:
-    gpu, api, row = recording.timeline["gpu"], recording.timeline["api"], recording.links.api_row
-    found = row[rows]
-    own = (gpu["start"][rows], gpu["end"][rows])
-    if not len(api):
-        return own
-    begin, end = api["start"][np.maximum(found, 0)], api["end"][np.maximum(found, 0)]
-    return np.where(found >= 0, begin, own[0]), np.where(found >= 0, end, own[1])
-
-
-def _asynchronous(recording: Recording, rows: Ints) -> Mask:
-    """Which copies were asked for by a call that is meant to return at once."""
-    found = recording.links.api_row[rows]
-    if not len(recording.calls):
-        return np.zeros(len(rows), bool)
-    return np.asarray((found >= 0) & (recording.calls[np.maximum(found, 0)] == COPY))
+from rca_llm.table import known
+from rca_llm.trace import MEMCPY
 
 
 def _copies(count: int) -> str:
@@ -155,19 +34,25 @@ def pageable_copies(case: Case) -> Hint | None:
     Symptom: they take `step_share` of the steps, or an asynchronous one over `async_bytes` runs
     in a decode step. Where less than `own_share` of what they and their calls take is copying, the
     calls waited for the work queued before them, and confidence is low: pinned memory would not
-    shorten that. Source: proposal; threads C53, C54. Disproof: pinned copies as slow.
+    shorten that. Charged are the copies, their calls and, where a call waited for the device, the
+    idle time until what is launched next comes. The saving leaves the time that the bytes take at
+    the link's rate, where the device is known, and lets synchronous calls wait that long. Source:
+    proposal; threads C53, C54. Disproof: pinned copies as slow.
     """
     limits = case.limits("R18")
     copies = host_copies(case)
     copies = copies.take(copies.pageable & copies.inside)
     if not len(copies):
         return None
-    spans = intervals.union(*copies.spans)
-    loss, charge = case.of_steps(COPY_PARTS, spans), case.charge(COPY_PARTS, spans)
+    loss = case.of_steps(COPY_PARTS, intervals.union(*copies.spans))
+    left = [_left_behind(case, number, copies) for number in range(len(case.job.ranks))]
+    charge = case.charge(DELAYED_PARTS, _within(case, copies, left))
+    link = pcie(case)
     blocking = copies.asynchronous & copies.decode & (copies.size > limits["async_bytes"])
     if not charge.ns or not (loss.share >= limits["step_share"] or blocking.any()):
         return None
-    speed, own = copies.rate, copies.own_share
+    speed = copies.rate
+    own = case.charge(COPY_PARTS[:2], copies.spans).ns / case.charge(COPY_PARTS, copies.spans).ns
     waited = own < limits["own_share"]
     what = "their calls mostly wait for earlier work" if waited else "blocking"
     return Hint(
@@ -182,8 +67,57 @@ def pageable_copies(case: Case) -> Hint | None:
             "own_share": own,
             "step_share": loss.share,
             "asynchronous_in_decode": int(blocking.sum()),
+            "idle_after_calls_ns": sum(int((end - start).sum()) for start, end in left),
+            **_assumed(link),
         },
+        kept=_at_rate(copies, link) | {"scheduling.sync": _synchronous(copies)},
     )
+
+
+def _synchronous(copies: HostCopies) -> float:
+    """The share of calls, by their time, that wait for their copy from whatever memory it is."""
+    lasting = np.where(copies.thread >= 0, copies.call_end - copies.call_start, 0)
+    waiting = int(lasting[~copies.asynchronous].sum())
+    return waiting / max(int(lasting.sum()), 1)
+
+
+def _left_behind(case: Case, number: int, copies: HostCopies) -> Spans:
+    """The idle time that calls of a rank leave behind which return only when their copy has begun.
+
+    Of copies to the device alone: whoever reads a copy to the host waits for it in any case.
+    """
+    member = case.job.ranks[number]
+    waited = (copies.call_start < copies.start) & (copies.call_end > copies.start)
+    rows = np.flatnonzero(waited & copies.to_device & (copies.rank == number))
+    calls = copies.call_start[rows], copies.call_end[rows]
+    lost = lead.lost(member, lead.of_rank(case, number), calls, copies.thread[rows])
+    return intervals.union(*lost)
+
+
+def _within(case: Case, copies: HostCopies, left: Sequence[Spans]) -> Spans:
+    """When some copies ran or were asked for, with what they left behind on every rank."""
+    found: list[Spans] = []
+    for number, more in enumerate(left):
+        own = copies.take(np.flatnonzero(copies.rank == number))
+        found.append(lead.within(case.job.ranks[number], own.spans, COPY_PARTS, more))
+    return intervals.union(*records.joined(found))
+
+
+def _at_rate(copies: HostCopies, link: float | None) -> dict[str, float]:
+    """What would be left of the time on the device if all bytes moved at the rate of the link."""
+    found: dict[str, float] = {}
+    for part, rows in (("io.h2d", copies.to_device), ("io.d2h", ~copies.to_device)):
+        own = copies.take(np.flatnonzero(rows))
+        if link and own.lasting:
+            found[part] = min(own.bytes * 1e9 / link / own.lasting, 1.0)
+    return found
+
+
+def _assumed(link: float | None) -> dict[str, float | str | None]:
+    """What a saving assumes, told as evidence."""
+    if link is None:
+        return {"link_bytes_s": None, "saving_assumes": "the copies would take no time"}
+    return {"link_bytes_s": link, "saving_assumes": "the bytes would move at the link's peak rate"}
 
 
 @rule(
@@ -198,7 +132,11 @@ def small_copies(case: Case) -> Hint | None:
 
     Symptom: a median of `copies` copies a step with a median size of `bytes` or less; or more than
     `many` copies at an effective rate under `rate_bytes_s` that take `step_share` of the steps.
-    Source: threads C56, C14, C15. Disproof: one copy of all bytes as slow.
+    Charged are the copies, their calls and, of copies that the host issues one after another (each
+    within `gap_ns` of the one before, with nothing else between them), the idle time in which it
+    does so and until what it launches next comes. The saving leaves the time that the bytes take at
+    the link's rate, where the device is known. Source: threads C56, C14, C15. Disproof: one copy of
+    all bytes as slow.
     """
     limits = case.limits("R19")
     copies = host_copies(case)
@@ -206,7 +144,12 @@ def small_copies(case: Case) -> Hint | None:
     if not len(copies):
         return None
     spans = intervals.union(*copies.spans)
-    loss, charge = case.of_steps(COPY_PARTS, spans), case.charge(COPY_PARTS, spans)
+    loss = case.of_steps(COPY_PARTS, spans)
+    ranks = range(len(case.job.ranks))
+    most, pause = limits["bytes"], limits["gap_ns"]
+    runs = [issuing.issued(case, number, copies, most, pause) for number in ranks]
+    charge = case.charge(DELAYED_PARTS, _within(case, copies, [run.spans for run in runs]))
+    link = pcie(case)
     middle = float(np.median(copies.size))
     a_step = int(copies.steady.sum()) / loss.steps if loss.steps else None
     taken = int((spans[1] - spans[0]).sum())
@@ -230,7 +173,12 @@ def small_copies(case: Case) -> Hint | None:
             "median_bytes": middle,
             "effective_bytes_s": effective,
             "step_share": loss.share,
+            "copies_in_runs": sum(run.copies for run in runs),
+            "runs": sum(run.count for run in runs),
+            **_assumed(link),
         },
+        kept=_at_rate(copies, link),
+        merged=True,
     )
 
 
@@ -251,7 +199,7 @@ def pcie_bound(case: Case) -> Hint | None:
     limits = case.limits("R32")
     copies = host_copies(case)
     copies = copies.take(copies.inside & ~copies.pageable)
-    link = _pcie(case)
+    link = pcie(case)
     loss = case.of_steps(COPY_PARTS[:2], intervals.union(copies.start, copies.end))
     if link is None or not loss.ns or loss.share < limits["step_share"]:
         return None
@@ -271,7 +219,7 @@ def pcie_bound(case: Case) -> Hint | None:
     )
 
 
-def _pcie(case: Case) -> float | None:
+def pcie(case: Case) -> float | None:
     """The PCIe rate of the devices at hand, one direction; None where unknown or different."""
     found = {
         peak.pcie_bytes_s if peak else None

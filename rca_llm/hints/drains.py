@@ -11,7 +11,7 @@ from rca_llm import intervals
 from rca_llm.attribute.codes import COPY_SYNC, SYNC
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.partition import Recording
-from rca_llm.hints import records
+from rca_llm.hints import lead, records
 from rca_llm.hints.case import Case, Loss, Spans, rank_rows
 from rca_llm.hints.model import Hint, Stage, rule
 from rca_llm.hints.wording import name, plural, time
@@ -47,7 +47,7 @@ def _by_calls(case: Case, limits: Mapping[str, float]) -> Hint | None:
     best = max(found, key=lambda one: one.blocked.ns, default=None)
     if best is None or not best.calls or best.blocked.share < limits["step_share"]:
         return None
-    parts = _DRAINED if best.blocked.steps else _DRAINED[:2]
+    parts = _DRAINED if best.blocked.steps else _DRAINED[:3]
     gaps, charge = case.of_steps(parts, best.gaps), case.charge(parts, best.gaps)
     if gaps.share < limits["gap_share"] or not charge.ns:
         return None
@@ -71,8 +71,8 @@ def _by_calls(case: Case, limits: Mapping[str, float]) -> Hint | None:
     )
 
 
-_DRAINED = (*("scheduling.sync", "scheduling.launch", "scheduling.host", "scheduling.other"),)
-"""What the device's idle time after a synchronisation can be charged as."""
+_DRAINED = ("scheduling.sync", "scheduling.launch", "io.d2h", "scheduling.host", "scheduling.other")
+"""What the time after a synchronisation, and of the copy that it waits for, can be charged as."""
 
 
 class _Drains:
@@ -89,10 +89,9 @@ def _drains(case: Case, number: int) -> _Drains:
     recording, partition = member
     api, total = recording.timeline["api"], case.of_steps(()).total
     rows = _blocking_calls(member)
-    idle_after = _gap_after(member, rows)
-    gap_end = idle_after[1]
-    inside = _same_step(member, rows, gap_end)
-    rows, begin, end = rows[inside], idle_after[0][inside], gap_end[inside]
+    begin, end = _idle_after(member, rows)
+    inside = end > begin
+    rows, begin, end = rows[inside], begin[inside], end[inside]
     steady = _in_steps(member, partition.steps[case.steady(number)], rows)
     lasting = int((api["end"] - api["start"])[rows[steady]].sum())
     name_code = _most_common(api["name"][rows])
@@ -116,33 +115,14 @@ def _blocking_calls(member: Member) -> Ints:
     return rows[np.argsort(api["start"][rows], kind="stable")]
 
 
-def _gap_after(member: Member, rows: Ints) -> tuple[Ints, Ints]:
-    """The idle time of the devices around the end of each call; empty where they are busy."""
+def _idle_after(member: Member, rows: Ints) -> Spans:
+    """The idle time that calls leave behind, with the copies of a few bytes that they wait for."""
     recording, partition = member
-    api, activity = recording.timeline["api"], partition.activity
-    busy = intervals.union(activity.start, activity.end)
-    at = api["end"][rows]
-    following = np.searchsorted(busy[0], at, "right")
-    before = np.append(busy[1], partition.rank.start)[following - 1]
-    after = np.append(busy[0], partition.rank.end)[following]
-    begin = np.maximum(before, api["start"][rows])
-    has_next = following < len(busy[0])
-    idle = has_next & (before <= at)
-    return np.where(idle, begin, at), np.where(idle, after, at)
-
-
-def _same_step(member: Member, rows: Ints, gap_end: Ints) -> Mask:
-    """Which calls are followed, after a gap, by device work of the step they were made in."""
-    recording, partition = member
-    api, steps = recording.timeline["api"], partition.steps
-    gap = gap_end > api["end"][rows]
-    if not len(steps):
-        return gap
-    starts, ends = recording.steps.start[steps], recording.steps.end[steps]
-    place = np.searchsorted(starts, api["start"][rows], "right") - 1
-    last_work = records.first_and_last_work(recording, partition.step_of)[1][steps]
-    inside = (place >= 0) & (api["start"][rows] < ends[place])
-    return np.asarray(gap & inside & (gap_end < last_work[place]))
+    api = recording.timeline["api"]
+    read = np.append(records.tiny_rows(member), False)[partition.activity.gpu_row]
+    own = lead.queue(member, read)
+    calls = api["start"][rows], api["end"][rows]
+    return lead.lost(member, own, calls, recording.host.api_thread[rows])
 
 
 def _in_steps(member: Member, chosen: Ints, rows: Ints) -> Mask:

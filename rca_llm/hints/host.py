@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from rca_llm.attribute.codes import ALLOC, SYNC
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
-from rca_llm.hints import records
+from rca_llm.hints import lead, records
 from rca_llm.hints.case import Case, Spans, rank_rows, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.records import Span
@@ -420,18 +421,20 @@ def allocation_churn(case: Case) -> Hint | None:
 
     Symptom: in steady state at least `calls` such calls a step, or one over `long_ns`, while the
     device is idle. Without steps, `latency_share` of the time. Stream-ordered allocations do not
-    count. Source: threads C32, C37. Disproof: a steady state without them.
+    count. Charged are the calls and, where they let the device run out of work, the time until what
+    is launched next comes. Source: threads C32, C37. Disproof: a steady state without them.
     """
     limits = case.limits("R38")
     found = [_allocations(case, number) for number in range(len(case.job.ranks))]
-    best = max(found, key=lambda one: int(one[1].sum()), default=None)
+    best = max(found, key=lambda one: int(one.lasting.sum()), default=None)
     if best is None:
         return None
-    spans, lasting, steps = best
+    lasting, steps = best.lasting, best.steps
     longest = int(lasting.max(initial=0))
     often = steps > 0 and len(lasting) >= limits["calls"] * steps
-    charge = case.charge(("scheduling.alloc",), spans)
-    if not charge.ns or not (often or longest > limits["long_ns"]):
+    idle = case.charge(_ALLOCATING[:1], best.spans).ns
+    charge = case.charge(_ALLOCATING, best.within)
+    if not idle or not (often or longest > limits["long_ns"]):
         return None
     if not steps and (charge.share or 0) < limits["latency_share"]:
         return None
@@ -446,35 +449,65 @@ def allocation_churn(case: Case) -> Hint | None:
             "calls_per_step": len(lasting) / steps if steps else None,
             "longest_ns": longest,
             "total_ns": int(lasting.sum()),
+            "idle_in_calls_ns": idle,
         },
     )
 
 
-def _allocations(case: Case, number: int) -> tuple[Spans, Ints, int]:
-    """When a rank allocated in steps, how long each took in steady ones, and how many those are."""
+_ALLOCATING = ("scheduling.alloc", "scheduling.launch", "scheduling.host", "scheduling.other")
+"""What allocations, and the idle time that they leave behind, can be charged as."""
+
+
+@dataclass(frozen=True)
+class _Allocations:
+    """When a rank allocated in steps, and `within` what times that is charged.
+
+    `lasting` is how long each took in steady steps, ns, and `steps` how many those are. Without
+    steps all since the service began.
+    """
+
+    spans: Spans
+    within: Spans
+    lasting: Ints
+    steps: int
+
+
+def _allocations(case: Case, number: int) -> _Allocations:
     member = case.job.ranks[number]
     _, partition = member
-    start, end = _allocation_times(case, member)
+    start, end, thread = _allocation_times(case, member)
     if not len(partition.steps):
         warm = start >= case.warm_since
-        return (start[warm], end[warm]), (end - start)[warm], 0
+        spans = start[warm], end[warm]
+        within = lead.within(member, spans, _ALLOCATING[:1], records.NO_SPANS)
+        return _Allocations(spans, within, (end - start)[warm], 0)
     steady = partition.steps[case.steady(number)]
     inside, warm = (_touching(member, rows, start, end) for rows in (partition.steps, steady))
-    return (start[inside], end[inside]), (end - start)[warm], len(steady)
+    spans = start[inside], end[inside]
+    left = lead.lost(member, lead.of_rank(case, number), spans, thread[inside])
+    within = lead.within(member, spans, _ALLOCATING[:1], left)
+    return _Allocations(spans, within, (end - start)[warm], len(steady))
 
 
-def _allocation_times(case: Case, member: Member) -> Spans:
-    """The allocating calls and spans of a rank, without stream-ordered allocations."""
+def _allocation_times(case: Case, member: Member) -> tuple[Ints, Ints, Ints]:
+    """When the allocating calls and spans of a rank ran, and their threads in its host records.
+
+    Stream-ordered allocations are left out.
+    """
     recording, partition = member
     api, strings = recording.timeline["api"], recording.timeline.strings
     names = used(api["name"])
     ordered = [code for code in names if "Async" in strings[code]]
     rows = (recording.calls == ALLOC) & rank_rows(member, api) & ~among(api["name"], ordered)
     spans = case.spans(recording, "alloc")
-    own = among(spans["process"], [*partition.rank.processes])
+    spans = spans.take(among(spans["process"], [*partition.rank.processes]))
+    number = {pair: place for place, pair in enumerate(recording.host.threads)}
+    pairs = zip(spans["process"].tolist(), spans["thread"].tolist(), strict=True)
+    whose = np.array([number[pair] for pair in pairs], np.int64)
     return (
-        np.concatenate([api["start"][rows], spans["start"][own]]),
-        np.concatenate([api["end"][rows], spans["end"][own]]),
+        np.concatenate([api["start"][rows], spans["start"]]),
+        np.concatenate([api["end"][rows], spans["end"]]),
+        np.concatenate([recording.host.api_thread[rows], whose]),
     )
 
 

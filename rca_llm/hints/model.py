@@ -80,6 +80,10 @@ class Hint:
     saving_ns: int | None = None
     """None: what a replay without it saves, else what is charged. `unjudged`: nobody can say."""
     unjudged: bool = False
+    kept: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What of the charged parts would be left without the cause, as a fraction; others: nothing."""
+    merged: bool = False
+    """Whether what is left would be one piece of work that starts once, not as many as now."""
     class_: str | None = None
     """None: that of the rule."""
     explained_by: tuple[str, ...] = ()

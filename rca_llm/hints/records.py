@@ -320,12 +320,16 @@ TINY = 4096
 """Bytes of a copy that only brings a scalar to the host."""
 
 
-def tiny_copies(member: Member) -> Ints:
-    """When the copies of a few bytes from a rank's devices to the host ended."""
+def tiny_rows(member: Member) -> Mask:
+    """Which rows of `gpu` are copies of a few bytes from a rank's devices to the host."""
     gpu = member[0].timeline["gpu"]
     copies = (gpu["kind"] == MEMCPY) & (gpu["copy"] == _D2H) & rank_rows(member, gpu)
-    copies &= known(gpu["bytes"]) & (gpu["bytes"] <= TINY) & known(gpu["end"])
-    return np.asarray(gpu["end"][copies])
+    return np.asarray(copies & known(gpu["bytes"]) & (gpu["bytes"] <= TINY) & known(gpu["end"]))
+
+
+def tiny_copies(member: Member) -> Ints:
+    """When the copies of a few bytes from a rank's devices to the host ended."""
+    return np.asarray(member[0].timeline["gpu"]["end"][tiny_rows(member)])
 
 
 _D2H = COPY_KINDS.index("D2H")

@@ -58,7 +58,8 @@ def _free(parts: Sequence[str]) -> bool:
 
 def _saves(hint: Hint, model: Model) -> Hint:
     charge = hint.charge
-    change = Change(dict.fromkeys(charge.parts, 0.0), charge.within)
+    left = {part: hint.kept.get(part, 0.0) for part in charge.parts}
+    change = Change(left, charge.within, hint.merged)
     new = replay(model.graph, change)
     if not charge.requests:
         saved = window(model, new)["saved_ns"]

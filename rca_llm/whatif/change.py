@@ -21,11 +21,14 @@ Floats = NDArray[np.float64]
 class Change:
     """What a replay changes: the time of some parts, by a factor each, where `within` says.
 
-    `within` are starts and ends of disjoint, ascending intervals, ns; None: everywhere.
+    `within` are starts and ends of disjoint, ascending intervals, ns; None: everywhere. `merged`
+    says that device work which changes becomes part of other work: the pauses before it shrink with
+    it.
     """
 
     factors: Mapping[str, float]
     within: tuple[Ints, Ints] | None = None
+    merged: bool = False
 
     @property
     def scale(self) -> Floats:

@@ -67,6 +67,8 @@ class _Run:
         self.lasting = (work.end - work.start) * scaled
         self.rest = _after_arrival(work, scaled)
         self.lag = _lags(work, change, base)
+        if change.merged:
+            self.lag = np.where(self.lag > 0, self.lag * scaled, self.lag)
         self.syncs = _sync_factors(graph, change)
         self.told, self.asked, self.scaled = _asked(work, clocks)
         self.chains = _chains(work)

@@ -15,7 +15,7 @@ from rca_llm.attribute.life import Life
 from rca_llm.attribute.links import among
 from rca_llm.attribute.parts import CODE
 from rca_llm.intervals import Pieces
-from rca_llm.table import Ints
+from rca_llm.table import Ints, known
 from rca_llm.whatif import hand_overs
 from rca_llm.whatif.arrivals import admission
 from rca_llm.whatif.work import NO_OP, Work
@@ -53,6 +53,10 @@ def synchronisations(job: Job, work: Work) -> list[Wait]:
             mine = np.flatnonzero(work.rank == number)
             spans = work.start[mine], work.end[mine]
         last = _last(work, number, spans[1])
+        if recording.on_gpu:
+            copied = _asked_by(work, number, spans[0])
+            waits_for = (recording.calls[rows] == COPY_SYNC) & (copied >= 0)
+            last = np.where(waits_for, copied, last)
         own = intervals.at(hand_overs.driven(member, main), spans[0]) >= 0
         columns = (spans[0].tolist(), spans[1].tolist(), last.tolist(), own.tolist())
         waits = zip(*columns, strict=True)
@@ -70,6 +74,19 @@ def _last(work: Work, number: int, times: Ints) -> Ints:
     by_end = rows[np.argsort(work.end[rows], kind="stable")]
     place = np.searchsorted(work.end[by_end], times, "right") - 1
     return np.where(place >= 0, np.append(by_end, NO_OP)[place], NO_OP)
+
+
+def _asked_by(work: Work, number: int, times: Ints) -> Ints:
+    """The work of a rank that a call at each time asked for, `NO_OP` for none.
+
+    A call that copies waits for its own copy, which may seem to end a little after it: a device's
+    clock is another one.
+    """
+    rows = np.flatnonzero((work.rank == number) & known(work.called))
+    rows = rows[np.argsort(work.called[rows], kind="stable")]
+    place = np.searchsorted(work.called[rows], times, "right") - 1
+    row = np.append(rows, NO_OP)[place]
+    return np.where((row >= 0) & (np.append(work.called, 0)[row] == times), row, NO_OP)
 
 
 def step_ends(job: Job, work: Work, threads: Sequence[Pieces]) -> list[Wait]:
