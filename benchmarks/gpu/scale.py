@@ -64,16 +64,15 @@ def launcher(run: Path, *chosen: str) -> list[str]:
 
 def kernel_rows(run: Path) -> Iterator[Any]:
     """The collector's kernel rows, buffer by buffer: no table of all of them is made."""
-    import numpy as np
-
     from rca_llm.readers import cupti_rows, segments
 
-    row = cupti_rows.ROWS[cupti_rows.ROW_KERNEL]
     for path in sorted((run / "segments").glob("*.seg")):
         found = segments.parse(path.name, path.read_bytes())
         for buffer in found.buffers if found is not None else ():
-            if int(buffer.cell["c"]) == 1 and int(buffer.cell["d"]) == row.itemsize:
-                yield np.frombuffer(buffer.data, row)
+            kind, size = int(buffer.cell["c"]), int(buffer.cell["d"])
+            rows = cupti_rows.unpacked(kind, size, buffer.data)
+            if kind == cupti_rows.ROW_KERNEL and rows is not None:
+                yield rows
 
 
 def installed_cupti() -> dict[str, str]:

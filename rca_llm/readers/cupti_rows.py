@@ -70,6 +70,11 @@ _NAMED = (ROW_KERNEL, ROW_API, ROW_DEVICE)
 _API_SUFFIX = re.compile(r"(?:_pt(?:sz|ds))?_v\d{4,}$")
 
 
+def unpacked(kind: int, row_bytes: int, payload: bytes | memoryview) -> Array | None:
+    """The rows of one BUFFER cell, of whichever collector; None where they are not known."""
+    return packed_rows(payload, row_bytes, ROWS.get(kind), _LEAST.get(kind))
+
+
 @dataclass
 class Rows:
     """Rows of one process by kind, the names already codes of the timeline's strings."""
@@ -81,7 +86,7 @@ class Rows:
 
         Rows of an unknown kind, or shorter than this version knows, are passed over.
         """
-        rows = packed_rows(payload, row_bytes, ROWS.get(kind), _LEAST.get(kind))
+        rows = unpacked(kind, row_bytes, payload)
         if rows is not None:
             self.append(kind, rows, codes)
 
