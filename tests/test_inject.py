@@ -118,6 +118,17 @@ def test_weights_are_cast_without_another_fault(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_hint_says_what_a_cause_costs_whose_parts_are_those_of_any_host() -> None:
+    assert CAUSES["alloc_churn"].charged and not CAUSES["gc"].charged
+    truth: dict[str, Any] = {"cause": "alloc_churn", "magnitude": 1, "seed": 0, "hints": ["R38"]}
+    truth |= {"parts": ["scheduling.alloc"], "share": 0.5, "injected_ns": 5}
+    truth["requests"] = [{"id": "a"}]
+    own = {"id": "R38", "share": 0.4, "confidence": "high", "saving_ns": 1, "evidence": {}}
+    said = {"id": "a", "latency_ns": 100, "parts": {"scheduling.alloc": 20}}
+    assert judged({"hints": [own], "requests": [said]}, truth).said == 0.4
+    assert judged({"hints": [], "requests": [said]}, truth).said is None
+
+
 def test_verdicts_and_figures() -> None:
     truth: dict[str, Any] = {"cause": "gc", "magnitude": 1, "seed": 0, "hints": ["R08"]}
     truth |= {"parts": ["scheduling.gc"], "share": 0.5, "injected_ns": 5}

@@ -45,14 +45,16 @@ def pageable_copies(case: Case) -> Hint | None:
     if not len(copies):
         return None
     loss = case.of_steps(COPY_PARTS, intervals.union(*copies.spans))
+    blocking = copies.asynchronous & copies.decode & (copies.size > limits["async_bytes"])
+    if not (loss.share >= limits["step_share"] or blocking.any()):
+        return None
+    called = case.charge(COPY_PARTS, copies.spans).ns
+    if not called:
+        return None
     left = [_left_behind(case, number, copies) for number in range(len(case.job.ranks))]
     charge = case.charge(DELAYED_PARTS, _within(case, copies, left))
-    link = pcie(case)
-    blocking = copies.asynchronous & copies.decode & (copies.size > limits["async_bytes"])
-    if not charge.ns or not (loss.share >= limits["step_share"] or blocking.any()):
-        return None
-    speed = copies.rate
-    own = case.charge(COPY_PARTS[:2], copies.spans).ns / case.charge(COPY_PARTS, copies.spans).ns
+    speed, link = copies.rate, pcie(case)
+    own = case.charge(COPY_PARTS[:2], copies.spans).ns / called
     waited = own < limits["own_share"]
     what = "their calls mostly wait for earlier work" if waited else "blocking"
     return Hint(
@@ -145,11 +147,6 @@ def small_copies(case: Case) -> Hint | None:
         return None
     spans = intervals.union(*copies.spans)
     loss = case.of_steps(COPY_PARTS, spans)
-    ranks = range(len(case.job.ranks))
-    most, pause = limits["bytes"], limits["gap_ns"]
-    runs = [issuing.issued(case, number, copies, most, pause) for number in ranks]
-    charge = case.charge(DELAYED_PARTS, _within(case, copies, [run.spans for run in runs]))
-    link = pcie(case)
     middle = float(np.median(copies.size))
     a_step = int(copies.steady.sum()) / loss.steps if loss.steps else None
     taken = int((spans[1] - spans[0]).sum())
@@ -160,7 +157,13 @@ def small_copies(case: Case) -> Hint | None:
         and effective < limits["rate_bytes_s"]
         and loss.share >= limits["step_share"]
     )
-    if not charge.ns or not (slow or (dense and loss.share >= limits["least_share"])):
+    if not (slow or (dense and loss.share >= limits["least_share"])):
+        return None
+    ranks, pause = range(len(case.job.ranks)), limits["gap_ns"]
+    runs = [issuing.issued(case, number, copies, limits["bytes"], pause) for number in ranks]
+    charge = case.charge(DELAYED_PARTS, _within(case, copies, [run.spans for run in runs]))
+    link = pcie(case)
+    if not charge.ns:
         return None
     return Hint(
         f"{len(copies):,} copies of about {size(middle)} ({rate(effective)}): the cost of each call"

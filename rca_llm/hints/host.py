@@ -432,9 +432,11 @@ def allocation_churn(case: Case) -> Hint | None:
     lasting, steps = best.lasting, best.steps
     longest = int(lasting.max(initial=0))
     often = steps > 0 and len(lasting) >= limits["calls"] * steps
+    if not (often or longest > limits["long_ns"]):
+        return None
     idle = case.charge(_ALLOCATING[:1], best.spans).ns
-    charge = case.charge(_ALLOCATING, best.within)
-    if not idle or not (often or longest > limits["long_ns"]):
+    charge = case.charge(_ALLOCATING, best.within(case))
+    if not idle:
         return None
     if not steps and (charge.share or 0) < limits["latency_share"]:
         return None
@@ -460,16 +462,24 @@ _ALLOCATING = ("scheduling.alloc", "scheduling.launch", "scheduling.host", "sche
 
 @dataclass(frozen=True)
 class _Allocations:
-    """When a rank allocated in steps, and `within` what times that is charged.
+    """When a rank (an index) allocated in steps, and the thread of each in its host records.
 
     `lasting` is how long each took in steady steps, ns, and `steps` how many those are. Without
     steps all since the service began.
     """
 
+    number: int
     spans: Spans
-    within: Spans
+    thread: Ints
     lasting: Ints
     steps: int
+
+    def within(self, case: Case) -> Spans:
+        """Within what times they are charged: with what they left behind, where steps tell."""
+        member, left = case.job.ranks[self.number], records.NO_SPANS
+        if self.steps:
+            left = lead.lost(member, lead.of_rank(case, self.number), self.spans, self.thread)
+        return lead.within(member, self.spans, _ALLOCATING[:1], left)
 
 
 def _allocations(case: Case, number: int) -> _Allocations:
@@ -479,14 +489,11 @@ def _allocations(case: Case, number: int) -> _Allocations:
     if not len(partition.steps):
         warm = start >= case.warm_since
         spans = start[warm], end[warm]
-        within = lead.within(member, spans, _ALLOCATING[:1], records.NO_SPANS)
-        return _Allocations(spans, within, (end - start)[warm], 0)
+        return _Allocations(number, spans, thread[warm], (end - start)[warm], 0)
     steady = partition.steps[case.steady(number)]
     inside, warm = (_touching(member, rows, start, end) for rows in (partition.steps, steady))
     spans = start[inside], end[inside]
-    left = lead.lost(member, lead.of_rank(case, number), spans, thread[inside])
-    within = lead.within(member, spans, _ALLOCATING[:1], left)
-    return _Allocations(spans, within, (end - start)[warm], len(steady))
+    return _Allocations(number, spans, thread[inside], (end - start)[warm], len(steady))
 
 
 def _allocation_times(case: Case, member: Member) -> tuple[Ints, Ints, Ints]:
