@@ -60,16 +60,16 @@ def job(name: str, needs: float, limit: float, words: str, **more: Any) -> Job:
 SCALE = "scale.py --stages counters,ready,many --repeat 3"
 JOBS = (
     job("injection", 81, 240, "injection.py --seeds 2"),
-    job("launches", 65, 130, "overhead.py --stages launches --limit 45"),
+    job("launches", 80, 130, "overhead.py --stages launches --limit 45"),
     job("scale", 110, 220, f"{SCALE} --launches 4000000 --replays 22000 --seconds 38"),
-    job("generate", 90, 200, "generate.py"),
-    job("vllm", 75, 240, "vllm_load.py --stages build,load", bundle=True),
-    job("burst", 110, 300, "burst.py --size small --tracers none-1,trace-full,nsys", bundle=True),
+    job("generate", 61, 200, "generate.py"),
+    job("vllm", 200, 330, "vllm_load.py --stages build,load,default", bundle=True),
+    job("burst", 180, 300, "burst.py --size small --tracers none-1,trace-full,nsys", bundle=True),
     job("default-launching", 25, 90, "injection.py --gpu kernels --families launching"),
     job("four", 80, 150, "overhead.py --stages four --limit 45"),
     job("gaps", 40, 110, "gaps.py --gpu full --limit 90"),
     job("attributes", 70, 130, "overhead.py --stages attributes --limit 45"),
-    job("spans", 35, 90, "collector.py --stages spans"),
+    job("spans", 22, 90, "collector.py --stages spans"),
     job("nccl", 108, 300, "nccl.py --ranks 2 --budget 280", gpus=2),
 )
 """In the order of their worth."""

@@ -5,8 +5,9 @@
 Stages stand alone and write what they found into `results/vllm_load.json` at once. `build`
 compiles the native parts. `load` serves 40 streamed requests of mixed length above capacity with
 full and piecewise CUDA graphs, one of them given up by its client, then pairs of bursts with the
-probes on and off (the gate; CUPTI records in both); the run is kept. `small` is six requests on a
-server of their own. Each check states what it found; `failed` lists those that do not hold.
+probes on and off (the gate; CUPTI records in both); the run is kept. `default` is twelve requests
+on a server of their own, traced in the default mode, without calls. Each check states what it
+found; `failed` lists those that do not hold.
 `--cpu PYTHON` rehearses all of it on vLLM for the CPU, where there are no kernels to check.
 """
 
@@ -58,9 +59,9 @@ class Session(stages.Session):
 
     file: str = "vllm_load.json"
 
-    def setup(self, *options: str) -> server.Setup:
+    def setup(self, *options: str, gpu: str = "full") -> server.Setup:
         """The traced server; recording is off until the gate is opened."""
-        trace = ("--gpu", "full", "--start", "paused", "--force")
+        trace = ("--gpu", gpu, "--start", "paused", "--force")
         if self.arguments.cpu:
             model = server.make_model(self.arguments.cpu, self.work / "model")
             cpu = server.on_cpu(self.arguments.cpu, model, *options)
@@ -131,27 +132,27 @@ def loaded(session: Session) -> None:
     session.keep("load checks", _checks(found, calls, hung_up, stamps, gate))
 
 
-def small(session: Session) -> None:
-    """Six requests as a recording to keep; the same checks."""
-    folder = _fresh(session.work / "small")
-    calls = load.calls(6)
-    with server.serve(session.setup("--max-num-seqs=4"), folder) as served:
+def default(session: Session) -> None:
+    """Twelve requests traced as a user does who gives no option; the same checks."""
+    folder = _fresh(session.work / "default")
+    calls = load.calls(12)
+    with server.serve(session.setup("--max-num-seqs=4", gpu="kernels"), folder) as served:
         gate = Gate(served.run)
         _warm_up(served.port, load.calls(2))
         gate.settle(True)
         load.run(served.port, calls, GAP_S)
         time.sleep(SETTLE_S)
         gate.settle(False)
-    kept, stamps = _archive(served.run, session.out / "small.rca.tar.gz"), served.stamps()
-    (session.out / "small.stamps.json").write_text(json.dumps(stamps))
+    kept, stamps = _archive(served.run, session.out / "default.rca.tar.gz"), served.stamps()
+    (session.out / "default.stamps.json").write_text(json.dumps(stamps))
     found = Found.read(served)
-    session.keep("small", found.described() | {"kept_bytes": kept})
-    session.keep("small checks", _checks(found, calls, None, stamps, gate))
+    session.keep("default", found.described() | {"kept_bytes": kept})
+    session.keep("default checks", _checks(found, calls, None, stamps, gate))
 
 
-LIMITS = {"build": 120, "load": 300, "small": 200}
+LIMITS = {"build": 120, "load": 300, "default": 200}
 """Seconds."""
-STAGES: dict[str, Callable[[Session], None]] = {"build": build, "load": loaded, "small": small}
+STAGES: dict[str, Callable[[Session], None]] = {"build": build, "load": loaded, "default": default}
 
 
 def _fresh(folder: Path) -> Path:
