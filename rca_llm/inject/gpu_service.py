@@ -42,8 +42,10 @@ class Engine:
         self.on_gpu = device != "cpu"
         kind = self.torch.bfloat16 if self.on_gpu else self.torch.float32
         self.half: Any = kind
-        self.input = self.torch.full((rows, width), 0.01, dtype=kind, device=device)
-        self.weight = self.torch.full((width, width), 1.0 / width, dtype=kind, device=device)
+        # Zeros draw the least power. A device at its power cap works faster after it was idle, so
+        # what a cause that leaves it idle costs would be measured too small.
+        self.input = self.torch.zeros((rows, width), dtype=kind, device=device)
+        self.weight = self.torch.zeros((width, width), dtype=kind, device=device)
         self.output = self.torch.empty_like(self.input)
         self.token = self.torch.zeros(1, dtype=self.torch.long, device=device)
         self.host_token = self.torch.zeros(1, dtype=self.torch.long, pin_memory=self.on_gpu)
