@@ -24,7 +24,7 @@ def run(order: Order) -> Truth:
 _NEIGHBOUR = """
 import select, sys, time
 import torch
-a = torch.full((4096, 4096), 0.01, dtype=torch.bfloat16, device="cuda")
+a = torch.zeros((4096, 4096), dtype=torch.bfloat16, device="cuda")
 torch.matmul(a, a); torch.cuda.synchronize()
 print("ready", flush=True)
 duty = 0.0
