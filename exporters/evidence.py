@@ -21,6 +21,8 @@ ABOUT: Mapping[str, str] = {
     "explained_by": "Rules whose hint is the cause of this one.",
     "disproved_by": "What you would see if this hint were wrong.",
     "data": "What is missing or blurred in the data that this hint rests on.",
+    "power": "Why removing idle time would save less than a replay says.",
+    "saving_assumes": "What the saving takes for granted, as no record tells it.",
     "window": "The stretch of the trace that it was seen in.",
 }
 """What every hint's evidence may hold."""

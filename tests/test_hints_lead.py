@@ -284,3 +284,15 @@ def test_no_work_and_no_calls_leave_nothing_behind() -> None:
     for calls in ((none, none), (np.array([1 * MS]), np.array([2 * MS]))):
         start, end = lead.lost(job.ranks[0], lead.queue(job.ranks[0]), calls, calls[0])
         assert (start == end).all()
+
+
+@pytest.mark.parametrize(("reasons", "told"), [([4, 4, 1], True), ([4, 1], False), ([], False)])
+def test_a_gpu_at_its_power_limit_is_told_where_idle_time_would_be_saved(
+    reasons: list[int], told: bool
+) -> None:
+    scene = allocate(working(4 * MS, 4_300 * US), (1 * MS, 4_100 * US))
+    for place, value in enumerate(reasons):
+        scene.sample("gpu.throttle_reasons", place * MS, value, device=0)
+    evidence = hint(scene.summary(), "R38")["evidence"]
+    assert ("power" in evidence) == told
+    assert not told or "in 2 of 3 samples" in evidence["power"]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rca_llm.hints import records
 from rca_llm.hints.advice import advice
 from rca_llm.hints.case import Case
 from rca_llm.hints.model import LOWERED, RULES, Hint, Rule, Stage
@@ -15,6 +16,9 @@ Found = tuple[Rule, Hint]
 
 MOST_REQUESTS = 1000
 """How many requests a hint names."""
+
+POWER_LIMIT = 0x4
+"""The throttle reason of NVML that says so (`nvmlClocksEventReasonSwPowerCap`)."""
 
 EARLIER = {
     Stage.QUEUE: ("scheduling.queue", "scheduling.prefill_interference", "scheduling.preempt"),
@@ -47,7 +51,8 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> list[dict[str, Any]]:
 
 def _silenced(rule: Rule, case: Case) -> bool:
     """Whether a failed gate has taken away what the rule reads."""
-    return (rule.idle and "G2" in case.blocking) or (rule.peers and "G1" in case.blocking)
+    lost = "G1" in case.blocking or any(part.rank.cut for _, part in case.job.ranks)
+    return (rule.idle and "G2" in case.blocking) or (rule.peers and lost)
 
 
 def _said(rule: Rule, case: Case) -> Sequence[Hint]:
@@ -138,6 +143,24 @@ def _evidence(rule: Rule, hint: Hint, case: Case) -> Iterator[tuple[str, Any]]:
     blurred = [text for id, text in case.failed.items() if id in ("G2", "G4", "G5", "G6")]
     if blurred and rule.stage is not Stage.GATE:
         yield "data", "; ".join(blurred)
+    limited = case.once(("power limit",), lambda: _power_limited(case))
+    if limited and hint.saving and Stage.GATE < rule.stage < Stage.STATE:
+        yield "power", limited
+
+
+def _power_limited(case: Case) -> str | None:
+    """Says that a GPU could use no more power, where most samples tell so.
+
+    It then works faster while some of its time is idle, which no replay can know.
+    """
+    values = [int(value) for _, value in records.samples(case, "gpu.throttle_reasons")]
+    held = sum(bool(value & POWER_LIMIT) for value in values)
+    if held * 2 <= len(values):
+        return None
+    return (
+        f"the GPU was held at its power limit in {held} of {len(values)} samples: without idle time"
+        " it works more slowly, and less is saved"
+    )
 
 
 def _window(hint: Hint, case: Case) -> dict[str, int] | None:
