@@ -178,10 +178,12 @@ def _explain_thread(
     On an engine that computes on the CPU, other threads that compute, of whatever process, are
     what devices are elsewhere: they come before what the thread does as mere host work.
     """
-    own = _recorded(records, gaps, thread)
-    plain = own.label == CODE["scheduling.host"]
-    telling, rest = own.take(np.flatnonzero(~plain)), own.take(np.flatnonzero(plain))
-    layers = [telling, *_computing(records, gaps, thread), rest]
+    own, computing = _recorded(records, gaps, thread), _computing(records, gaps, thread)
+    layers = [own]
+    if any(map(len, computing)):
+        plain = own.label == CODE["scheduling.host"]
+        telling, rest = own.take(np.flatnonzero(~plain)), own.take(np.flatnonzero(plain))
+        layers = [telling, *computing, rest]
     if engine not in (NO_THREAD, thread):
         layers.append(_recorded(records, gaps, engine))
     layers.append(_running(records, thread))
@@ -221,12 +223,13 @@ def of_thread(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pie
 
 def within(pieces: Pieces, gaps: tuple[Ints, Ints]) -> Pieces:
     """The parts of some pieces that lie within disjoint, ascending intervals."""
-    if not len(gaps[0]) or not len(pieces):
-        return intervals.EMPTY
-    pieces = intervals.cut(pieces, intervals.distinct(np.concatenate(gaps)))
-    row = np.searchsorted(gaps[0], pieces.start, "right") - 1
-    inside = (row >= 0) & (pieces.start < gaps[1][np.maximum(row, 0)])
-    return pieces.take(np.flatnonzero(inside))
+    begins, ends = (edge[gaps[1] > gaps[0]] for edge in gaps)
+    first = np.searchsorted(ends, pieces.start, "right")
+    count = np.maximum(np.searchsorted(begins, pieces.end, "left") - first, 0)
+    row = np.repeat(np.arange(len(pieces)), count)
+    gap = np.arange(len(row)) + np.repeat(first - np.cumsum(count) + count, count)
+    start, end = np.maximum(pieces.start[row], begins[gap]), np.minimum(pieces.end[row], ends[gap])
+    return Pieces(start, end, pieces.label[row])
 
 
 def is_gpu_engine(timeline: Timeline, ranks: list[Rank]) -> bool:

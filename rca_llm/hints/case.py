@@ -130,7 +130,8 @@ class Case:
         return Population(self.lives)
 
     def _over_lives(self, wanted: Ints, within: Pieces | None) -> Charge:
-        found = self._population.charged(wanted, within)
+        # Most rules ask for parts that no request has.
+        found = self._population.charged(wanted, within) if self.sums[wanted].any() else []
         return over([(self.lives[n], ns, first, last) for n, ns, first, last in found])
 
     def _over_ranks(self, wanted: Ints, within: Pieces | None) -> Charge:
@@ -203,13 +204,16 @@ class Case:
         if not len(steady):
             ns, *_ = _charged(partition.segments.pieces, wanted, within)
             return Loss(ns, partition.rank.span, 0)
-        pieces, total = self._steady_pieces[number]
-        return Loss(_charged(pieces, wanted, within)[0], total, len(steady))
+        pieces, sums = self._steady_pieces[number]
+        ns = int(sums[wanted].sum())
+        if ns and within is not None:
+            ns = _charged(pieces, wanted, within)[0]
+        return Loss(ns, int(sums.sum()), len(steady))
 
     @cached_property
-    def _steady_pieces(self) -> list[tuple[Pieces, int]]:
-        """Every rank's pieces in its steady steps and on the way to the next, and their time."""
-        found: list[tuple[Pieces, int]] = []
+    def _steady_pieces(self) -> list[tuple[Pieces, Ints]]:
+        """Every rank's pieces in its steady steps and on the way to the next; the sum by part."""
+        found: list[tuple[Pieces, Ints]] = []
         for number, (recording, partition) in enumerate(self.job.ranks):
             steps, steady = partition.steps, self.steady(number)
             start, end = recording.steps.start[steps], partition.step_end[steps]
@@ -218,7 +222,7 @@ class Case:
             pieces = partition.segments.pieces
             inside = intervals.touching(pieces.start, pieces.end, windows)
             pieces = pieces.take(np.flatnonzero(inside))
-            found.append((pieces, int((pieces.end - pieces.start).sum())))
+            found.append((pieces, pieces.sums(len(PARTS))))
         return found
 
     def followed(self, number: int) -> Mask:

@@ -12,7 +12,7 @@ from rca_llm.attribute.codes import GRAPH_CAPTURE, GRAPH_LAUNCH, LAUNCH, SYNC
 from rca_llm.attribute.host import launch_counts, main_thread
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
-from rca_llm.attribute.partition import Recording, Segments
+from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import CLASS_OF, CLASSES, codes
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, Loss, Spans, jit_calls, launches_of, rank_rows
@@ -47,8 +47,13 @@ def launch_bound(case: Case) -> Hint | None:
     Disproof: launches queued ahead.
     """
     limits = case.limits("R03")
-    judged = [n for n in range(len(case.job.ranks)) if _enough(case, n, limits["launches"])]
-    found = [_gaps(case, number) for number in judged]
+    counted = [(number, *_launches(case, number)) for number in range(len(case.job.ranks))]
+    judged = [
+        (number, float(np.median(launches)))
+        for number, launches, graphs in counted
+        if len(launches) and np.median(launches) >= limits["launches"] and not graphs
+    ]
+    found = [_gaps(case, number, launches) for number, launches in judged]
     best = max(found, key=lambda one: one.loss.ns, default=None)
     if best is None or best.loss.share < limits["gap_share"] or best.busy < limits["on_cpu"]:
         return None
@@ -98,28 +103,23 @@ class _Gaps:
     called: bool
 
 
-def _enough(case: Case, number: int, least: float) -> bool:
-    """Whether a rank makes many launches a step, and hardly any work comes from graphs."""
-    launches, graphs = _launches(case, number)
-    return bool(len(launches)) and float(np.median(launches)) >= least and not graphs
-
-
-def _gaps(case: Case, number: int) -> _Gaps:
+def _gaps(case: Case, number: int, launches: float) -> _Gaps:
     member = case.job.ranks[number]
     steady, called = case.steady(number), bool(len(launches_of(member)))
-    windows = _windows(member, steady)
-    idle = _idle(member, windows, drained=called)
+    windows, every = _windows(member, steady), _windows(member, np.arange(len(member[1].steps)))
+    # Where calls tell of synchronisations, idle time after a tiny copy is the launches' as well.
+    left_out = intervals.EMPTY.start if called else records.tiny_copies(member)
+    stood = _stood_still(member)
+    idle, everywhere = _idle(stood, windows, left_out), _idle(stood, every, left_out)
     gaps = intervals.union(idle.start, idle.end)
     lost = int((gaps[1] - gaps[0]).sum())
     on_cpu = _with_states(member, gaps)
     told = on_cpu if on_cpu is not None else _part_share(idle, LAUNCHING[:2])
     charged = _part_share(idle, LAUNCHING)
-    everywhere = _idle(member, _windows(member, np.arange(len(member[1].steps))), drained=called)
-    launches, _ = _launches(case, number)
     return _Gaps(
         Loss(lost, int((windows[1] - windows[0]).sum()), len(steady)),
         (everywhere.start, everywhere.end),
-        float(np.median(launches)) if len(launches) else 0.0,
+        launches,
         records.median(gaps[1] - gaps[0]),
         charged if on_cpu is None else on_cpu if called else min(on_cpu, charged),
         told,
@@ -141,26 +141,27 @@ def _windows(member: Member, places: Ints) -> Spans:
     return intervals.union(recording.steps.start[rows], partition.step_end[rows])
 
 
-def _idle(member: Member, windows: Spans, *, drained: bool) -> Segments:
-    """When the devices of a rank stood still within some windows; unknown time is not idle.
-
-    Without `drained`, not after a copy of a few bytes to the host.
-    """
+def _stood_still(member: Member) -> Pieces:
+    """When the devices of a rank stood still, by what that is charged to; unknown time is not."""
     segments = member[1].segments
     seen = CLASS_OF[segments.part] != CLASSES.index("unknown")
-    inside = intervals.touching(segments.start, segments.end, windows)
-    idle = segments.take(np.flatnonzero((segments.activity < 0) & seen & inside))
-    if drained:
+    return segments.pieces.take(np.flatnonzero((segments.activity < 0) & seen))
+
+
+def _idle(stood: Pieces, windows: Spans, left_out: Ints) -> Pieces:
+    """When devices stood still within some windows, but for times that begin at instants."""
+    idle = stood.take(np.flatnonzero(intervals.touching(stood.start, stood.end, windows)))
+    if not len(left_out):
         return idle
     start, end = intervals.union(idle.start, idle.end)
-    whole = Pieces(start, end, np.isin(start, records.tiny_copies(member)).astype(np.int64))
+    whole = Pieces(start, end, np.isin(start, left_out).astype(np.int64))
     return idle.take(np.flatnonzero(whole.label[intervals.at(whole, idle.start)] == 0))
 
 
-def _part_share(segments: Segments, parts: Sequence[str]) -> float:
+def _part_share(pieces: Pieces, parts: Sequence[str]) -> float:
     """The fraction of some time that is charged to some parts."""
-    lasting = segments.end - segments.start
-    mine = among(segments.part, codes(parts).tolist())
+    lasting = pieces.end - pieces.start
+    mine = among(pieces.label, codes(parts).tolist())
     return float(lasting[mine].sum() / lasting.sum()) if lasting.sum() else 0.0
 
 

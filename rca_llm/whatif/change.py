@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rca_llm import intervals
+from rca_llm.attribute import host
 from rca_llm.attribute.parts import PARTS
 from rca_llm.intervals import Pieces
-from rca_llm.table import Array, Ints, Mask
+from rca_llm.table import Array, Ints
 
 Floats = NDArray[np.float64]
 
@@ -35,20 +36,28 @@ class Change:
         """The factor of every part."""
         return np.array([self.factors.get(part, 1.0) for part in PARTS])
 
+    def changed(self, pieces: Pieces, base: int) -> tuple[Pieces, Floats]:
+        """Those of some pieces that take another time, cut to where they do, and their factors.
+
+        Times of the pieces are counted from `base`.
+        """
+        scale = self.scale
+        found = pieces.take(np.flatnonzero(scale[pieces.label] != 1))
+        if self.within is not None:
+            start, end = self.within
+            found = host.within(found, (start - base, end - base))
+        return found, scale[found.label]
+
     def inside(self, start: Array, end: Array, base: int = 0) -> Floats:
         """The fraction of some intervals that changes; of an instant, whether it does."""
         if self._pieces is None:
             return np.ones(len(start))
         begin, stop = start + base, end + base
         common = intervals.sums_in(self._pieces, begin, stop, 1)[:, 0]
-        length = np.asarray(end - start)
-        return np.where(length > 0, common / np.maximum(length, 1), self.at(start, base))
-
-    def at(self, times: Array, base: int = 0) -> Mask:
-        """Whether the change is there, at some instants."""
-        if self._pieces is None:
-            return np.ones(len(times), bool)
-        return np.asarray(intervals.at(self._pieces, times + base) >= 0)
+        found = common / np.maximum(end - start, 1)
+        instants = np.flatnonzero(end <= start)
+        found[instants] = intervals.at(self._pieces, begin[instants]) >= 0
+        return np.asarray(found, np.float64)
 
     @cached_property
     def _pieces(self) -> Pieces | None:

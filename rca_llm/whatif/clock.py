@@ -12,15 +12,17 @@ from rca_llm.whatif.change import Floats
 class Clock:
     """The new time of the launching thread of a rank: scaled pieces, shifted at every wait.
 
-    `rate` is the factor of each piece, `moves` the most shifts that there may be.
+    `rate` is the factor of each piece, of what the thread takes another time for; the rest of its
+    time stays. `moves` are the most shifts that there may be.
     """
 
     def __init__(self, pieces: Pieces, rate: Floats, moves: int) -> None:
-        self._edge = pieces.start.astype(np.float64)
-        self._rate = rate
-        lasting = (pieces.end - pieces.start) * self._rate
-        first = self._edge[:1] if len(self._edge) else np.zeros(1)
-        self._sum = np.concatenate([first, first + np.cumsum(lasting)])
+        # A piece of no time in front is the one before all others.
+        self._start = np.append(_FIRST, pieces.start.astype(np.float64))
+        self._end = np.append(_FIRST, pieces.end.astype(np.float64))
+        self._more = np.append(0.0, rate - 1)
+        added = (self._end - self._start) * self._more
+        self._added = np.cumsum(added) - added
         self.shift = 0.0
         self._times = np.full(moves + 1, -np.inf)
         self._shifts = np.zeros(moves + 1)
@@ -35,10 +37,11 @@ class Clock:
     def scaled(self, times: Array) -> Floats:
         """The time that the pieces alone give, without any shift."""
         at = np.asarray(times, np.float64)
-        if not len(self._edge):
+        if len(self._start) == 1:
             return at
-        row = np.maximum(np.searchsorted(self._edge, at, "right") - 1, 0)
-        return self._sum[row] + (at - self._edge[row]) * self._rate[row]
+        row = np.searchsorted(self._start, at, "right") - 1
+        inside = np.minimum(at, self._end[row]) - self._start[row]
+        return np.asarray(at + self._added[row] + inside * self._more[row], np.float64)
 
     def move(self, at: int, scaled: float, wanted: float, *, idle: bool = False) -> None:
         """From an instant on, let the new time be such that the instant becomes `wanted`.
@@ -65,3 +68,7 @@ class Clock:
         """The new times of instants whose scaled ones are known."""
         row = np.searchsorted(self._times[: self._moves], np.asarray(times), "right") - 1
         return np.asarray(scaled + self._shifts[row], np.float64)
+
+
+_FIRST = float(np.iinfo(np.int64).min)
+"""Before every instant."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,52 +24,49 @@ from rca_llm import intervals
 from rca_llm.attribute import host
 from rca_llm.attribute.job import Job, Member
 from rca_llm.attribute.life import Life
-from rca_llm.attribute.parts import CODE, NO_PART
+from rca_llm.attribute.parts import CODE
 from rca_llm.intervals import Pieces
 from rca_llm.table import Ints, known
 from rca_llm.whatif import hand_overs
-from rca_llm.whatif import waits as waiting
-from rca_llm.whatif.waits import Wait
-from rca_llm.whatif.work import Work, work_of
+from rca_llm.whatif.waits import Waits, main_thread
+from rca_llm.whatif.waits import waits as waits_of
+from rca_llm.whatif.work import Work, by_stream, work_of
+
+Rows = TypeVar("Rows", Pieces, Work, Waits)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Everything that a replay needs; times are ns after `base`, so that they stay exact."""
+    """Everything that a replay needs; times are ns after `base`, so that they stay exact.
+
+    The work of every stream is together, in its order. `special` are the rows that wait for more
+    than their launch and the row before them on their stream, by their start.
+    """
 
     base: int
     threads: list[Pieces]
     work: Work
-    waits: list[Wait]
+    waits: Waits
+    special: Ints
 
 
 def graph(job: Job, lives: Sequence[Life]) -> Graph:
     """The dependencies of a job."""
     work = work_of(job)
     threads = [_thread(member) for member in job.ranks]
-    waits = [*waiting.synchronisations(job, work), *waiting.step_ends(job, work, threads)]
-    waits += waiting.arrivals(job, lives, threads)
-    waits.sort(key=lambda wait: (wait.end, not wait.sync))
-    return _since(min((p.rank.start for _, p in job.ranks), default=0), threads, work, waits)
+    special = np.flatnonzero((work.other >= 0) | (work.group >= 0))
+    waits = waits_of(job, work, threads, lives)
+    base = min((partition.rank.start for _, partition in job.ranks), default=0)
+    threads = [_since(base, own, "start", "end") for own in threads]
+    waits = _since(base, waits, "start", "end", "until")
+    work, place = by_stream(_since(base, work, "start", "end", "called", "arrived"))
+    return Graph(base, threads, work, replace(waits, row=place[waits.row]), place[special])
 
 
-def _since(base: int, threads: list[Pieces], work: Work, waits: list[Wait]) -> Graph:
-    """The graph with all times counted from `base`."""
-    moved = {name: _moved(getattr(work, name), base) for name in _TIMES}
-    return Graph(
-        base,
-        [Pieces(own.start - base, own.end - base, own.label) for own in threads],
-        replace(work, **moved),
-        [replace(w, start=w.start - base, end=w.end - base, until=w.until - base) for w in waits],
-    )
-
-
-_TIMES = ("start", "end", "called", "arrived")
-"""The columns of the work that hold times."""
-
-
-def _moved(times: Ints, base: int) -> Ints:
-    return np.where(known(times), times - base, times)
+def _since(base: int, rows: Rows, *times: str) -> Rows:
+    """The same rows, with some columns of times counted from `base`."""
+    columns: dict[str, Ints] = {name: getattr(rows, name) for name in times}
+    return replace(rows, **{n: np.where(known(t), t - base, t) for n, t in columns.items()})
 
 
 def _thread(member: Member) -> Pieces:
@@ -77,16 +75,17 @@ def _thread(member: Member) -> Pieces:
     rank, segments = partition.rank, partition.segments
     if rank.span == 0:
         return intervals.EMPTY
-    idle = segments.take(np.flatnonzero(segments.activity < 0)).pieces
+    busy, main = segments.activity >= 0, main_thread(member)
+    idle = segments.pieces.take(np.flatnonzero(~busy))
     window = np.array([rank.start]), np.array([rank.end])
-    main = waiting.main_thread(member)
     own = host.explain(recording.host, window, np.array([main]))
+    own = host.within(own, intervals.union(segments.start[busy], segments.end[busy]))
     if recording.on_gpu and not len(recording.timeline["api"]):
         # Without its calls nobody can tell a thread that works from one that spins in a wait.
         spinning = own.label == CODE["scheduling.host"]
         label = np.where(spinning, CODE["scheduling.other"], own.label)
         own = Pieces(own.start, own.end, label)
-    pieces, _ = intervals.overlay([idle, own], rank.start, rank.end)
-    label = np.where(pieces.label == NO_PART, CODE["scheduling.other"], pieces.label)
-    pieces = Pieces(pieces.start, pieces.end, label)
+    names = ("start", "end", "label")
+    both = Pieces(*(np.concatenate([getattr(idle, n), getattr(own, n)]) for n in names))
+    pieces = intervals.join(both.take(np.argsort(both.start, kind="stable")))
     return hand_overs.relabelled(pieces, hand_overs.driven(member, main))

@@ -4,50 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from rca_llm import intervals
 from rca_llm.attribute.parts import CODE
-from rca_llm.intervals import Pieces
-from rca_llm.table import Ints, Mask, known
+from rca_llm.table import Ints, known
 from rca_llm.whatif.change import Change, Floats
 from rca_llm.whatif.clock import Clock
 from rca_llm.whatif.graph import Graph
 from rca_llm.whatif.hand_overs import HAND_OVER
-from rca_llm.whatif.waits import Wait
+from rca_llm.whatif.waits import Waits
 from rca_llm.whatif.work import Work
 
 
 @dataclass(frozen=True)
 class Replay:
-    """New times: when each row of the work starts and ends, and what each rank's time becomes."""
+    """New times: when each row of the work ends, and what each rank's time becomes."""
 
-    graph: Graph
-    start: Floats
     end: Floats
     clocks: list[Clock]
 
 
 def replay(graph: Graph, change: Change) -> Replay:
     """Run the graph with the durations of some parts multiplied by a factor each."""
+    moves = np.bincount(graph.waits.rank, minlength=len(graph.threads)).tolist()
     clocks = [
-        Clock(*_rates(pieces, change, graph.base), len(graph.waits)) for pieces in graph.threads
+        Clock(*change.changed(pieces, graph.base), most)
+        for pieces, most in zip(graph.threads, moves, strict=True)
     ]
     run = _Run(graph, change, clocks)
     run.go()
-    return Replay(graph, run.begin, run.finish, clocks)
-
-
-def _rates(pieces: Pieces, change: Change, base: int) -> tuple[Pieces, Floats]:
-    """The pieces of a thread, cut where the change begins and ends, and the factor of each."""
-    scale = change.scale
-    if change.within is None or not len(pieces):
-        return pieces, scale[pieces.label]
-    edges = intervals.distinct(np.concatenate(change.within)) - base
-    pieces = intervals.cut(pieces, edges)
-    # Cut like this, every piece changes as a whole or not at all.
-    return pieces, np.where(change.at(pieces.start, base), scale[pieces.label], 1.0)
+    return Replay(run.finish, clocks)
 
 
 class _Run:
@@ -60,170 +48,160 @@ class _Run:
 
     def __init__(self, graph: Graph, change: Change, clocks: list[Clock]) -> None:
         work, base = graph.work, graph.base
-        size = len(work.start)
         self.graph, self.clocks = graph, clocks
-        self.begin, self.finish = np.zeros(size), np.zeros(size)
-        scaled = change.factor(work.part, work.start, work.end, base)
-        self.lasting = (work.end - work.start) * scaled
-        self.rest = _after_arrival(work, scaled)
+        factor = change.factor(work.part, work.start, work.end, base)
+        self.lasting: Floats = (work.end - work.start) * factor
+        self.rest = _after_arrival(work, factor)
         self.lag = _lags(work, change, base)
         if change.merged:
-            self.lag = np.where(self.lag > 0, self.lag * scaled, self.lag)
-        self.syncs = _sync_factors(graph, change)
-        self.told, self.asked, self.scaled = _asked(work, clocks)
-        self.chains = _chains(work)
-        self.place = np.zeros(size, np.int64)
-        for rows in self.chains:
-            self.place[rows] = np.arange(len(rows))
-        self.done = [0] * len(self.chains)
+            self.lag = np.where(self.lag > 0, self.lag * factor, self.lag)
+        self.total = np.cumsum(self.lag + self.lasting)
+        self.ahead = self.total - self.lag - self.lasting
+        # Scaled for all rows at once: a search for every stretch takes most of a replay.
+        self.asked = np.where(known(work.called), work.called, work.start)
+        told = known(work.called) | ((work.before < 0) & (work.other < 0))
+        self.launched = np.where(told, _scaled(clocks, work.rank, self.asked), -np.inf)
+        self.waits = _waits(graph, change, clocks)
+        self.finish = np.zeros(len(work.start))
+        self.first: list[int] = work.first.tolist()
+        self.done = list(self.first)
         self.size: list[int] = np.bincount(work.group[work.group >= 0]).tolist()
-        self.open: dict[int, list[int]] = {}
+        self.open: dict[int, list[tuple[int, float]]] = {}
 
     def go(self) -> None:
         """Everything in order; where times are equal, waits end before work starts."""
-        work = self.graph.work
-        special = np.flatnonzero((work.other >= 0) | (work.group >= 0))
-        starts: list[int] = work.start[special].tolist()
+        special = self.graph.special
+        starts = self.graph.work.start[special]
+        due = np.searchsorted(starts, self.graph.waits.end, "left").tolist()
         rows: list[int] = special.tolist()
         at = 0
-        for number, (wait, times) in enumerate(
-            zip(self.graph.waits, self._wait_times(), strict=True)
-        ):
-            while at < len(rows) and starts[at] < wait.end:
-                self._special(rows[at])
-                at += 1
-            self._wait(wait, self.syncs[number], *times)
+        for wait, until in zip(self.waits, due, strict=True):
+            for row in rows[at:until]:
+                self._special(row)
+            self._wait(wait)
+            at = until
         for row in rows[at:]:
             self._special(row)
-        for chain, own in enumerate(self.chains):
-            self._advance(chain, len(own))
+        for chain, end in enumerate([*self.first[1:], len(self.finish)][: len(self.first)]):
+            self._advance(chain, end)
 
-    def _wait_times(self) -> list[tuple[float, float, float]]:
-        """The scaled times of every wait's start and end, and of the end of what it waits for."""
-        waits, work = self.graph.waits, self.graph.work
-        found = np.zeros((len(waits), 3))
-        ranks = np.array([wait.rank for wait in waits], np.int64)
-        ends = np.append(work.end, 0)
-        columns = [
-            np.array([wait.start for wait in waits], np.int64),
-            np.array([wait.end for wait in waits], np.int64),
-            ends[np.array([wait.row for wait in waits], np.int64)],
-        ]
-        for number, clock in enumerate(self.clocks):
-            rows = ranks == number
-            for place, times in enumerate(columns):
-                found[rows, place] = clock.scaled(times[rows])
-        return [(a, b, c) for a, b, c in found.tolist()]
-
-    def _ready(self, rows: Ints) -> Floats:
+    def _ready(self, rows: slice) -> Floats:
         """When the launches of some rows of one rank are done; minus infinity where unknown."""
-        clock = self.clocks[int(self.graph.work.rank[rows[0]])]
-        ready = clock.shifted(self.asked[rows], self.scaled[rows])
-        return np.where(self.told[rows], ready, -np.inf)
+        clock = self.clocks[int(self.graph.work.rank[rows.start])]
+        return clock.shifted(self.asked[rows], self.launched[rows])
 
     def _advance(self, chain: int, until: int) -> None:
-        """Bring a stream up to date, up to the row at place `until` in it."""
+        """Bring a stream up to date, up to a row of it."""
         done = self.done[chain]
         if until <= done:
             return
-        rows = self.chains[chain][done:until]
-        before = self.finish[self.chains[chain][done - 1]] if done else -np.inf
-        lag, lasting = self.lag[rows], self.lasting[rows]
-        total = np.cumsum(lag + lasting)
-        free = self._ready(rows) - (total - lag - lasting)
-        free[0] = max(free[0], before)
-        self.finish[rows] = finish = total + np.maximum.accumulate(free)
-        self.begin[rows] = finish - lasting
+        rows = slice(done, until)
+        free = self._ready(rows) - self.ahead[rows]
+        if done > self.first[chain]:
+            free[0] = max(free[0], self.finish[done - 1] - self.ahead[done])
+        self.finish[rows] = self.total[rows] + np.maximum.accumulate(free)
         self.done[chain] = until
 
     def _special(self, row: int) -> None:
         """A row that waits for another stream, or for other ranks."""
         work = self.graph.work
-        chain, place = int(work.chain[row]), int(self.place[row])
-        self._advance(chain, place)
-        ready = float(self._ready(np.array([row]))[0])
-        before, other = int(work.before[row]), int(work.other[row])
-        if before >= 0:
-            ready = max(ready, float(self.finish[before]))
+        chain, other = int(work.chain[row]), int(work.other[row])
+        self._advance(chain, row)
+        ready = float(self._ready(slice(row, row + 1))[0])
+        if work.before[row] >= 0:
+            ready = max(ready, float(self.finish[row - 1]))
         if other >= 0:
-            self._advance(int(work.chain[other]), int(self.place[other]) + 1)
+            self._advance(int(work.chain[other]), other + 1)
             ready = max(ready, float(self.finish[other]))
-        self.begin[row] = ready + self.lag[row]
-        self.finish[row] = self.begin[row] + self.lasting[row]
-        self.done[chain] = max(self.done[chain], place + 1)
+        begin = ready + float(self.lag[row])
+        self.finish[row] = begin + self.lasting[row]
+        self.done[chain] = max(self.done[chain], row + 1)
         if work.group[row] >= 0:
-            self._meet(row, int(work.group[row]))
+            self._meet(row, begin, int(work.group[row]))
 
-    def _meet(self, row: int, group: int) -> None:
+    def _meet(self, row: int, begin: float, group: int) -> None:
         """The last rank to come lets the others of a collective go on."""
         rows = self.open.setdefault(group, [])
-        rows.append(row)
+        rows.append((row, begin))
         if len(rows) == self.size[group]:
-            arrived = max(float(self.begin[one]) for one in rows)
-            for one in rows:
-                self.finish[one] = max(arrived + self.rest[one], self.begin[one])
+            arrived = max(begin for _, begin in rows)
+            for one, begin in rows:
+                self.finish[one] = max(arrived + self.rest[one], begin)
             del self.open[group]
 
-    def _wait(self, wait: Wait, sync: float, begun: float, ended: float, done: float) -> None:
+    def _wait(self, wait: _Wait) -> None:
         """Move the clock of a rank at the end of a wait."""
-        clock = self.clocks[wait.rank]
-        here, wanted = begun + clock.shift, ended + clock.shift
-        if wait.row < 0:
-            wanted = self._admitted(wait, sync, wanted)
-        else:
-            row = wait.row
-            self._advance(int(self.graph.work.chain[row]), int(self.place[row]) + 1)
-            held = max(float(self.finish[row]) - here, 0.0)
-            wanted = here + (sync if wait.sync else 1.0) * held + ended - done
-        clock.move(wait.end, ended, wanted, idle=wait.row < 0)
+        clock, idle = self.clocks[wait.rank], wait.row < 0
+        wanted = self._admitted(wait, clock) if idle else self._freed(wait, clock)
+        clock.move(wait.end, wait.ended, wanted, idle=idle)
 
-    def _admitted(self, wait: Wait, text: float, unmoved: float) -> float:
+    def _freed(self, wait: _Wait, clock: Clock) -> float:
+        """When the thread goes on that waits for the device."""
+        self._advance(wait.chain, wait.row + 1)
+        here = wait.begun + clock.shift
+        return here + wait.factor * max(float(self.finish[wait.row]) - here, 0.0) + wait.rest
+
+    def _admitted(self, wait: _Wait, clock: Clock) -> float:
         """When a request is first worked for: when the thread is free and the request is there."""
-        clock = self.clocks[wait.rank]
-        free = float(clock(np.array([wait.start]))[0])
-        ready = wait.until - (1 - text) * wait.work
-        wanted = max(free, ready) + wait.end - max(wait.start, wait.until)
-        return max(wanted, unmoved) if clock.last == wait.end else wanted
+        free = clock.shifted(np.array([wait.start]), np.array([wait.begun]))
+        wanted = max(float(free[0]), wait.ready) + wait.rest
+        return max(wanted, wait.ended + clock.shift) if clock.last == wait.end else wanted
 
 
-def _asked(work: Work, clocks: Sequence[Clock]) -> tuple[Mask, Ints, Floats]:
-    """When each row was asked for: whether that is known, the instant, and its scaled time.
+class _Wait(NamedTuple):
+    """A wait of a thread, with the scaled times of its start and end, `begun` and `ended`.
 
-    Looked up for all rows at once; a search for every stretch of a stream takes most of a replay.
+    `rest` is what the thread takes when that has come for which it waits: the end of a row of a
+    stream, `chain`, until which it waits by a factor, or a request, which is there when `ready`.
     """
-    called = known(work.called)
-    told = called | ((work.before < 0) & (work.other < 0))
-    asked = np.where(called, work.called, work.start)
-    scaled = np.zeros(len(asked))
+
+    rank: int
+    row: int
+    chain: int
+    start: int
+    end: int
+    begun: float
+    ended: float
+    factor: float
+    ready: float
+    rest: float
+
+
+def _waits(graph: Graph, change: Change, clocks: Sequence[Clock]) -> list[_Wait]:
+    """The waits of a graph by their end."""
+    waits, work = graph.waits, graph.work
+    done = np.append(work.end, 0)[waits.row]
+    begun, ended, done = (_scaled(clocks, waits.rank, t) for t in (waits.start, waits.end, done))
+    factor = _wait_factors(waits, change, graph.base)
+    ready = waits.until - (1 - factor) * waits.text
+    served = waits.end - np.maximum(waits.start, waits.until)
+    rest = np.where(waits.row < 0, served, ended - done)
+    places = waits.rank, waits.row, np.append(work.chain, -1)[waits.row]
+    columns = (*places, waits.start, waits.end, begun, ended, factor, ready, rest)
+    return [_Wait(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def _scaled(clocks: Sequence[Clock], rank: Ints, times: Ints) -> Floats:
+    """The scaled times of instants, each on the thread of its rank."""
+    found = np.zeros(len(times))
     for number, clock in enumerate(clocks):
-        rows = np.flatnonzero(work.rank == number)
-        scaled[rows] = clock.scaled(asked[rows])
-    return told, asked, scaled
+        rows = np.flatnonzero(rank == number)
+        found[rows] = clock.scaled(times[rows])
+    return found
 
 
-def _chains(work: Work) -> list[Ints]:
-    """The rows of every stream in their order."""
-    order = np.argsort(work.chain, kind="stable")
-    counts = np.bincount(work.chain) if len(order) else np.zeros(0, np.int64)
-    return list(np.split(order, np.cumsum(counts)[:-1])) if len(order) else []
-
-
-def _sync_factors(graph: Graph, change: Change) -> list[float]:
+def _wait_factors(waits: Waits, change: Change, base: int) -> Floats:
     """What becomes of every wait: of a synchronisation its factor, of an arrival its tokenising.
 
     One for a hand-over is as long as its work then takes, and gone with the hand-over.
     """
-    waits, sync, text = graph.waits, CODE["scheduling.sync"], CODE["scheduling.tokenize"]
-    part = np.array([text if wait.row < 0 else sync for wait in waits], np.int64)
-    start = np.array([wait.until - wait.work if wait.row < 0 else wait.start for wait in waits])
-    end = np.array([wait.until if wait.row < 0 else wait.end for wait in waits])
-    if not len(waits):
-        return []
-    own = np.array([wait.hand_over for wait in waits])
-    part = np.where(own, HAND_OVER, part)
-    factor = change.factor(part, start, end, graph.base)
-    found: list[float] = np.where(own & (factor > 0), 1.0, factor).tolist()
-    return found
+    idle = waits.row < 0
+    part = np.where(idle, CODE["scheduling.tokenize"], CODE["scheduling.sync"])
+    part = np.where(waits.hand_over, HAND_OVER, part)
+    start = np.where(idle, waits.until - waits.text, waits.start)
+    factor = change.factor(part, start, np.where(idle, waits.until, waits.end), base)
+    whole = (waits.hand_over & (factor > 0)) | ~(waits.sync | idle)
+    return np.where(whole, 1.0, factor)
 
 
 def _after_arrival(work: Work, factor: Floats) -> Floats:
@@ -234,14 +212,9 @@ def _after_arrival(work: Work, factor: Floats) -> Floats:
 
 def _lags(work: Work, change: Change, base: int) -> Floats:
     """What delays each start beyond its dependencies; after a launch alone it is launching."""
-    low = np.iinfo(np.int64).min
-    ended = np.append(work.end, low)
-    before = np.maximum(ended[work.before], ended[work.other])
-    last = np.maximum(before, work.called)
-    free = last == low
-    lag = np.where(free, 0, work.start - np.where(free, work.start, last)).astype(np.float64)
-    launching = (work.called >= before) & (lag > 0)
-    own = work.part == HAND_OVER
+    lag, rows = work.lag.astype(np.float64), work.launching
+    own = work.part[rows] == HAND_OVER
     code = np.where(own, HAND_OVER, CODE["scheduling.launch"])
-    factor = change.factor(code, work.start - np.maximum(lag, 0).astype(np.int64), work.start, base)
-    return np.where((launching | own) & (lag > 0), lag * factor, lag)
+    start = work.start[rows]
+    lag[rows] *= change.factor(code, start - work.lag[rows], start, base)
+    return lag

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -15,57 +15,84 @@ from rca_llm.attribute.life import Life
 from rca_llm.attribute.links import among
 from rca_llm.attribute.parts import CODE
 from rca_llm.intervals import Pieces
-from rca_llm.table import Ints, known
+from rca_llm.table import Array, Ints, Mask, known
 from rca_llm.whatif import hand_overs
 from rca_llm.whatif.arrivals import admission
 from rca_llm.whatif.work import NO_OP, Work
 
 
 @dataclass(frozen=True)
-class Wait:
-    """The launching thread of a rank from `start` to `end` waits for a row of the work.
+class Waits:
+    """Waits of launching threads, one row each: that of a rank, from `start` to `end`.
 
-    `sync` tells a synchronisation call from the end of a step, `hand_over` one that is made for a
-    KV hand-over. Without a row it waits until `until`, a time that does not change.
+    `row` is the row of the work that is waited for. `sync` tells a synchronisation call from the
+    end of a step, `hand_over` one that is made for a KV hand-over. Without a row the thread waits
+    until `until`, a time that does not change; `text` before that is spent tokenising, ns.
     """
 
-    rank: int
-    start: int
-    end: int
-    row: int
-    sync: bool
-    until: int = 0
-    work: int = 0
-    """Time before `until` that is spent tokenising, ns."""
-    hand_over: bool = False
+    rank: Ints
+    start: Ints
+    end: Ints
+    row: Ints
+    sync: Mask
+    hand_over: Mask
+    until: Ints
+    text: Ints
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    def take(self, rows: Array) -> Waits:
+        """A selection, in its order."""
+        return Waits(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-def synchronisations(job: Job, work: Work) -> list[Wait]:
+def waits(job: Job, work: Work, threads: Sequence[Pieces], lives: Sequence[Life]) -> Waits:
+    """All waits by their end; of those that end at one time, synchronisations come first."""
+    found = [_NONE, *_synchronisations(job, work), *_step_ends(job, work, threads)]
+    found += _arrivals(job, lives, threads)
+    names = (field.name for field in fields(Waits))
+    every = Waits(*(np.concatenate([getattr(own, name) for own in found]) for name in names))
+    return every.take(np.lexsort([~every.sync, every.end]))
+
+
+def _rows(
+    rank: int,
+    start: Ints,
+    end: Ints,
+    row: Ints | int = NO_OP,
+    *,
+    sync: bool = False,
+    hand_over: Mask | bool = False,
+    until: Ints | int = 0,
+    text: Ints | int = 0,
+) -> Waits:
+    """Waits of one rank; a single value stands for a whole column."""
+    columns = (rank, start, end, row, sync, hand_over, until, text)
+    return Waits(*(np.broadcast_to(column, np.shape(start)) for column in columns))
+
+
+_NONE = _rows(0, intervals.EMPTY.start, intervals.EMPTY.end)
+
+
+def _synchronisations(job: Job, work: Work) -> Iterator[Waits]:
     """The calls in which the launching thread of a rank waits for the device."""
-    found: list[Wait] = []
     for number, member in enumerate(job.ranks):
         recording, _ = member
         api, main = recording.timeline["api"], main_thread(member)
         calls = among(recording.calls, [SYNC, COPY_SYNC]) & (recording.host.api_thread == main)
-        rows = np.flatnonzero(calls)
-        spans = api["start"][rows], api["end"][rows]
+        start, end = api["start"][calls], api["end"][calls]
         if not recording.on_gpu:
-            mine = np.flatnonzero(work.rank == number)
-            spans = work.start[mine], work.end[mine]
-        last = _last(work, number, spans[1])
+            mine = work.rank == number
+            start, end = work.start[mine], work.end[mine]
+        last = _last(work, number, end)
         if recording.on_gpu:
-            copied = _asked_by(work, number, spans[0])
-            waits_for = (recording.calls[rows] == COPY_SYNC) & (copied >= 0)
+            copied = _asked_by(work, number, start)
+            waits_for = (recording.calls[calls] == COPY_SYNC) & (copied >= 0)
             last = np.where(waits_for, copied, last)
-        own = intervals.at(hand_overs.driven(member, main), spans[0]) >= 0
-        columns = (spans[0].tolist(), spans[1].tolist(), last.tolist(), own.tolist())
-        waits = zip(*columns, strict=True)
-        found += [
-            Wait(number, start, end, row, sync=True, hand_over=inside)
-            for start, end, row, inside in waits
-            if row >= 0 and work.end[row] > start
-        ]
-    return found
+        own = intervals.at(hand_overs.driven(member, main), start) >= 0
+        found = _rows(number, start, end, last, sync=True, hand_over=own)
+        yield found.take((last >= 0) & (np.append(work.end, 0)[last] > start))
 
 
 def _last(work: Work, number: int, times: Ints) -> Ints:
@@ -89,21 +116,16 @@ def _asked_by(work: Work, number: int, times: Ints) -> Ints:
     return np.where((row >= 0) & (np.append(work.called, 0)[row] == times), row, NO_OP)
 
 
-def step_ends(job: Job, work: Work, threads: Sequence[Pieces]) -> list[Wait]:
+def _step_ends(job: Job, work: Work, threads: Sequence[Pieces]) -> Iterator[Waits]:
     """The ends of steps: what a step computes on the device is there when it ends."""
-    found: list[Wait] = []
     for number, (recording, partition) in enumerate(job.ranks):
         steps = partition.steps
         ends = recording.steps.end[steps]
         last = _last(work, number, ends)
         done = np.append(work.end, 0)[last]
         idle = np.maximum(_last_done(threads[number], done), recording.steps.start[steps])
-        kept = np.flatnonzero((last >= 0) & (np.append(work.step, -1)[last] == steps))
-        found += [
-            Wait(number, int(idle[place]), int(ends[place]), int(last[place]), sync=False)
-            for place in kept.tolist()
-        ]
-    return found
+        kept = (last >= 0) & (np.append(work.step, -1)[last] == steps)
+        yield _rows(number, idle, ends, last).take(kept)
 
 
 def _last_done(thread: Pieces, times: Ints) -> Ints:
@@ -116,37 +138,35 @@ def _last_done(thread: Pieces, times: Ints) -> Ints:
     return np.where(row >= 0, ended, np.iinfo(np.int64).min)
 
 
-def arrivals(job: Job, lives: Sequence[Life], threads: Sequence[Pieces]) -> list[Wait]:
+def _arrivals(job: Job, lives: Sequence[Life], threads: Sequence[Pieces]) -> Iterator[Waits]:
     """The first work for each request that comes when no other is in the engine.
 
     The engine waits for such a request; others join a batch that goes on without them.
     """
-    found: list[Wait] = []
-    every = [(rank_of(job, life), admission(life), life) for life in lives]
+    served = [(rank_of(job, life), life, admission(life)) for life in lives]
     for number, member in enumerate(job.ranks):
-        mine = [(one, life) for rank, one, life in every if rank == number and one is not None]
-        starts = np.sort(np.array([one.at for one, _ in mine], np.int64))
-        ends = np.sort(np.array([int(life.pieces.end[-1]) for _, life in mine], np.int64))
-        free_since = _free_since(member, threads[number], np.array([one.at for one, _ in mine]))
-        for (one, _), free in zip(mine, free_since, strict=True):
-            begun = int(np.searchsorted(starts, one.at, "left"))
-            if begun <= int(np.searchsorted(ends, one.at, "right")):
-                wait = Wait(number, free, one.at, NO_OP, sync=False, until=one.ready, work=one.text)
-                found.append(wait)
-    return found
+        columns = [
+            (one.at, one.ready, one.text, int(life.pieces.end[-1]))
+            for rank, life, one in served
+            if rank == number and one is not None
+        ]
+        at, ready, text, ends = np.array(columns, np.int64).reshape(-1, 4).T
+        begun = np.searchsorted(np.sort(at), at, "left")
+        alone = begun <= np.searchsorted(np.sort(ends), at, "right")
+        free = _free_since(member, threads[number], at)
+        yield _rows(number, free, at, until=ready, text=text).take(alone)
 
 
-def _free_since(member: Member, thread: Pieces, at: Ints) -> list[int]:
+def _free_since(member: Member, thread: Pieces, at: Ints) -> Ints:
     """From when on, up to each instant, a rank has nothing to do as far as anything tells."""
     recording, partition = member
     if not len(at):
-        return []
+        return at
     ends = np.concatenate([partition.activity.end, recording.steps.end[partition.steps]])
     ends = np.sort(np.append(ends, partition.rank.start))
     last = ends[np.maximum(np.searchsorted(ends, at, "right") - 1, 0)]
     free = np.maximum(np.maximum(_last_done(thread, at), last), partition.rank.start)
-    found: list[int] = np.minimum(free, at).tolist()
-    return found
+    return np.asarray(np.minimum(free, at), np.int64)
 
 
 def main_thread(member: Member) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 
@@ -24,7 +25,7 @@ NO_OP = -1
 
 @dataclass(frozen=True)
 class Work:
-    """Device work of all ranks in the order of its start, one row a record.
+    """Device work of all ranks, one row a record; that of a stream in the order of its start.
 
     `rank` is an index; `called` the time of the launch, `UNKNOWN` where nothing tells it; `before`
     and `other` the rows it waits for on its own stream, `chain`, and elsewhere; `group` its
@@ -43,9 +44,46 @@ class Work:
     arrived: Ints
     chain: Ints
 
+    @cached_property
+    def lag(self) -> Ints:
+        """What delays each start beyond what it waits for, ns; negative where it did not wait."""
+        last = np.maximum(self._before, self.called)
+        free = last == _NEVER
+        return np.where(free, 0, self.start - np.where(free, 0, last))
+
+    @cached_property
+    def launching(self) -> Ints:
+        """The rows of which that is launching, or of a hand-over."""
+        alone = self.called >= self._before
+        return np.flatnonzero((alone | (self.part == hand_overs.HAND_OVER)) & (self.lag > 0))
+
+    @cached_property
+    def _before(self) -> Ints:
+        """When all that each waits for, but its launch, has ended."""
+        ended = np.append(self.end, _NEVER)
+        return np.asarray(np.maximum(ended[self.before], ended[self.other]), np.int64)
+
+    @property
+    def first(self) -> Ints:
+        """The first row of every stream, where their rows are together."""
+        return np.searchsorted(self.chain, np.arange(self.chain.max(initial=-1) + 1))
+
+
+_NEVER = np.iinfo(np.int64).min
+
+
+def by_stream(work: Work) -> tuple[Work, Ints]:
+    """The same with the rows of every stream together, and the place of each row, `NO_OP` last."""
+    order = np.argsort(work.chain, kind="stable")
+    place = np.full(len(order) + 1, NO_OP)
+    place[order] = np.arange(len(order))
+    columns = {field.name: getattr(work, field.name)[order] for field in fields(work)}
+    columns |= {name: place[columns[name]] for name in ("before", "other")}
+    return Work(**columns), place
+
 
 def work_of(job: Job) -> Work:
-    """The activities of all ranks with what each waits for."""
+    """The activities of all ranks by their start, with what each waits for."""
     columns = [_rank_work(job, number) for number in range(len(job.ranks))]
     names = ("start", "rank", "end", "part", "step", "called", "stream", "group", "arrived")
     joined = {
