@@ -150,7 +150,7 @@ def _arrivals(job: Job, lives: Sequence[Life], threads: Sequence[Pieces]) -> Ite
             for rank, life, one in served
             if rank == number and one is not None
         ]
-        at, ready, text, ends = np.array(columns, np.int64).reshape(-1, 4).T
+        at, ready, text, ends = (np.array([row[n] for row in columns], np.int64) for n in range(4))
         begun = np.searchsorted(np.sort(at), at, "left")
         alone = begun <= np.searchsorted(np.sort(ends), at, "right")
         free = _free_since(member, threads[number], at)

@@ -66,7 +66,8 @@ class Work:
     @property
     def first(self) -> Ints:
         """The first row of every stream, where their rows are together."""
-        return np.searchsorted(self.chain, np.arange(self.chain.max(initial=-1) + 1))
+        streams = int(self.chain.max(initial=-1)) + 1
+        return np.asarray(np.searchsorted(self.chain, np.arange(streams)), np.int64)
 
 
 _NEVER = np.iinfo(np.int64).min
