@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rca_llm.exporters.records import Record, records
 from rca_llm.quality import repair
-from rca_llm.trace import COPY_KINDS, MEMORY_KINDS, Finding, Header, Timeline, Trace
+from rca_llm.trace import COPY_KINDS, CUT, MEMORY_KINDS, PARTIAL, Finding, Header, Timeline, Trace
 
 if TYPE_CHECKING:
     from rca_llm.report import Report
@@ -105,7 +105,8 @@ def header_of(timeline: Timeline, findings: list[Finding]) -> Record:
         "tool": timeline.input.tool,
         "tool_version": timeline.input.tool_version,
     }
-    return told | _identity(header, timeline)
+    incomplete = {name: True for name in (CUT, PARTIAL) if header.extra.get(name)}
+    return told | incomplete | _identity(header, timeline)
 
 
 def _identity(header: Header, timeline: Timeline) -> Record:

@@ -249,6 +249,8 @@ class Header:
 
 PARTIAL = "partial"
 """Key in `Header.extra`: the input tells of collectives alone, not what devices and threads did."""
+CUT = "cut"
+"""Key in `Header.extra`: the input ends early, and what is missing may be device work."""
 SWITCHED_OFF = "recording was switched off for a while"
 """What `dropped_records` says of time that nobody wanted recorded."""
 DEVICE_OFF = "of the device, launched while recording was switched off"

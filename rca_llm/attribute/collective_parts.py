@@ -61,6 +61,8 @@ class Part:
     open: bool = False
     """Whether it had not ended when its process did."""
     issued: int | None = None
+    cut: bool = False
+    """Whether its rank's input ends early: which of its parts are missing nobody knows."""
 
 
 def parts_of(timeline: Timeline, gpu_parts: Ints, rank: Rank) -> list[Part]:
@@ -84,6 +86,7 @@ def parts_of(timeline: Timeline, gpu_parts: Ints, rank: Rank) -> list[Part]:
         "row": rows.tolist(),
         "contended_ns": _contention(timeline, rank, start, end).tolist(),
         "clock": [timeline.clock] * len(rows),
+        "cut": [rank.cut] * len(rows),
     }
     fields = [columns[name] for name in Part.__dataclass_fields__]
     return [Part(*values) for values in zip(*fields, strict=True)]

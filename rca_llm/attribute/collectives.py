@@ -95,11 +95,16 @@ class Collective:
 
 
 def match(ranks: Sequence[Sequence[Part]], world: int | None = None) -> list[Collective]:
-    """The collectives of a job by start; `world` is how many ranks it has where that is known."""
-    present = len({part.rank for parts in ranks for part in parts})
+    """The collectives of a job by start; `world` is how many ranks it has where that is known.
+
+    What is left of a rank whose input ends early is compared with nobody's.
+    """
     world = max(world or 0, len(ranks))
+    found = [Collective((part,), complete=False) for own in ranks for part in own if part.cut]
+    ranks = [[part for part in own if not part.cut] for own in ranks]
+    present = len({part.rank for own in ranks for part in own})
     members = _members(ranks)
-    found = [_collective(parts, members, world, present) for parts in matched(ranks, world)]
+    found += [_collective(parts, members, world, present) for parts in matched(ranks, world)]
     return sorted(found, key=lambda c: min((part.start, part.rank) for part in c.parts))
 
 
@@ -141,7 +146,8 @@ def unmatched(collectives: Iterable[Collective]) -> tuple[int, int]:
     alone = total = 0
     for one in collectives:
         total += len(one.parts)
-        alone += len(one.parts) == 1 and one.parts[0].group_size != 1
+        first = one.parts[0]
+        alone += len(one.parts) == 1 and first.group_size != 1 and not first.cut
     return alone, total
 
 

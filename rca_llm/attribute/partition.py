@@ -238,11 +238,17 @@ def _cut_at_steps(gaps: tuple[Ints, Ints], current: Pieces) -> tuple[Ints, Ints]
 
 
 def _unrecorded(recording: Recording, rank: Rank) -> Pieces:
-    """Where graph replays ran that left neither kernels nor a record of their own.
+    """Where device work may have run of which nothing is left.
 
-    From each such launch to the next device record, the end of the next synchronisation on its
+    All the time, of an input that ends early. Else where graph replays ran that left neither
+    kernels nor a record of their own:
+    from each such launch to the next device record, the end of the next synchronisation on its
     thread, or the next launch, whichever comes first.
     """
+    if rank.cut:
+        whole = (rank.start, rank.end, CODE["unknown.not_recorded"])
+        start, end, part = (np.array([value], np.int64) for value in whole)
+        return Pieces(start, end, part)
     timeline = recording.timeline
     api, gpu = timeline["api"], timeline["gpu"]
     launches = np.flatnonzero(

@@ -10,7 +10,7 @@ import numpy as np
 from rca_llm.attribute.codes import GRAPH_LAUNCH, LAUNCH, call_codes
 from rca_llm.attribute.links import among
 from rca_llm.table import UNKNOWN, Array, Ints, Table, known
-from rca_llm.trace import GRAPH, KERNEL, PARTIAL, Origin, Timeline
+from rca_llm.trace import CUT, GRAPH, KERNEL, PARTIAL, Origin, Timeline
 
 NOT_TRACED_LAUNCHES = 10
 """A process with this many launches and no kernel was not traced (gate G1)."""
@@ -40,7 +40,10 @@ _SHARED = ("tokens", "requests")
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank of a timeline: its processes and its window [start, end), ns."""
+    """One rank of a timeline: its processes and its window [start, end), ns.
+
+    `cut`: its input ends early, and any device work of it may be missing.
+    """
 
     number: int
     processes: tuple[int, ...]
@@ -48,6 +51,7 @@ class Rank:
     end: int
     traced: bool
     launches: int
+    cut: bool = False
 
     @property
     def span(self) -> int:
@@ -83,13 +87,13 @@ def first_rank(timeline: Timeline) -> int:
 
 
 def _of_origin(timeline: Timeline, origin: Origin) -> list[Rank]:
-    number = timeline.header.rank
+    number, cut = timeline.header.rank, _is_cut(timeline)
     if number is not None or len(origin.ranks) == 1:
         own = origin.ranks[0][0] if number is None else number
         processes = {process for _, found in origin.ranks for process in found}
-        return [Rank(own, (*sorted(processes | _seen(timeline)),), 0, 0, True, 0)]
+        return [Rank(own, (*sorted(processes | _seen(timeline)),), 0, 0, True, 0, cut)]
     first = first_rank(timeline)
-    return [Rank(first + own, found, 0, 0, True, 0) for own, found in origin.ranks]
+    return [Rank(first + own, found, 0, 0, True, 0, cut) for own, found in origin.ranks]
 
 
 def _launches(timeline: Timeline) -> dict[int, int]:
@@ -138,11 +142,16 @@ def _rank(timeline: Timeline, number: int, process: int | None, launches: int) -
     rows = slice(None) if process is None else gpu["process"] == process
     kinds = gpu["kind"][rows]
     kernels = int(np.count_nonzero((kinds == KERNEL) | (kinds == GRAPH)))
-    missing = launches >= NOT_TRACED_LAUNCHES if len(kinds) else launches > 0
+    cut = _is_cut(timeline)
+    missing = launches >= NOT_TRACED_LAUNCHES and not cut if len(kinds) else launches > 0 or cut
     start, end = _window(timeline, process)
     processes = _processes(timeline) if process is None else (process,)
     traced = bool(kernels or not missing) and not timeline.header.extra.get(PARTIAL)
-    return Rank(number, processes, start, end, traced, launches)
+    return Rank(number, processes, start, end, traced, launches, cut)
+
+
+def _is_cut(timeline: Timeline) -> bool:
+    return bool(timeline.header.extra.get(CUT))
 
 
 def _processes(timeline: Timeline) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from rca_llm.hints.case import Case, rank_rows, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.wording import name, percent, plural, readable, time
 from rca_llm.intervals import Pieces
-from rca_llm.summary.findings import PARTIAL_INPUT
+from rca_llm.summary.findings import CUT_INPUT, PARTIAL_INPUT
 from rca_llm.table import NO_TEXT, Ints, Mask, known
 from rca_llm.trace import BY_INTENT, KERNEL
 
@@ -51,7 +51,7 @@ def not_traced(case: Case) -> Hint | None:
     Source: threads A01-A22. Effect: ranks are not compared.
     """
     missing = _findings(case, "missing_rank")
-    blind = [row for row in _findings(case, "not_traced") if row["detail"] != PARTIAL_INPUT]
+    blind = [row for row in _findings(case, "not_traced") if row["detail"] not in _EXPLAINED]
     busy = _busy_without_kernels(case)
     if not (blind or missing or busy is not None):
         return None
@@ -78,6 +78,10 @@ def not_traced(case: Case) -> Hint | None:
     )
 
 
+_EXPLAINED = (CUT_INPUT, PARTIAL_INPUT)
+"""Why ranks are without device records that were traced all the same."""
+
+
 def _busy_without_kernels(case: Case) -> int | None:
     """A device that reports use while the whole trace has no kernel."""
     if case.summary["totals"]["kernels"] or case.summary["totals"]["graph_launches"]:
@@ -102,19 +106,22 @@ def _busy_without_kernels(case: Case) -> int | None:
     disproof="as many kernels as launches, and as many graph nodes in every replay",
 )
 def records_lost(case: Case) -> Hint | None:
-    """Device work was not recorded.
+    """Device work was not recorded, or its records are missing.
 
-    Symptom: dropped records; over `launch_share` launches without a kernel; graph replays with
-    less than `graph_share` of their median kernels, or under `covered` of all replays complete.
+    Symptom: an input that ends early; dropped records; over `launch_share` launches without a
+    kernel; graph replays with less than `graph_share` of their median kernels, or under `covered`
+    of all replays complete.
     Source: threads A24-A26, A36-A41, B62. Effect: no hint reads idle time; where records were
-    dropped but launches and replays are complete, such hints are less sure.
+    dropped but launches and replays are complete, such hints are less sure. Where an input ends
+    early, ranks are not compared either.
     """
     limits = case.limits("G2")
     told = [row for row in _findings(case, "dropped_records") if _is_loss(row)]
     dropped = _count(told)
+    cut = [member[1].rank.number for member in case.job.ranks if member[1].rank.cut]
     launches = bare = replays = thin = empty = 0
     for member in case.job.ranks:
-        if member[1].rank.traced:
+        if member[1].rank.traced and not member[1].rank.cut:
             one, two = _bare_launches(member)
             launches, bare = launches + one, bare + two
             three, four, five = _thin_replays(member, limits["graph_share"])
@@ -122,17 +129,17 @@ def records_lost(case: Case) -> Hint | None:
     covered = 1 - (thin + empty) / replays if replays else None
     lost = bare > limits["launch_share"] * launches
     uncovered = covered is not None and covered < limits["covered"]
-    if not (dropped or lost or thin or uncovered):
+    if not (cut or dropped or lost or thin or uncovered):
         return None
-    seen = bool(lost or thin or uncovered)
+    seen = bool(cut or lost or thin or uncovered)
     certain = seen or not all("might" in row["detail"] for row in told)
+    words = _loss_in_words(told, bare if lost else 0, launches, thin + empty, replays)
     return Hint(
-        f"GPU work {'was not' if certain else 'may not have been'} recorded: "
-        + _loss_in_words(told, bare if lost else 0, launches, thin + empty, replays)
-        + "; idle time there is unknown",
+        _loss_title(cut, words, certain=certain),
         "high" if certain else "medium",
-        _nothing(case, "unknown.not_recorded"),
+        case.charge(("unknown.not_recorded", *(["unknown.not_traced"] if _only_cut(case) else []))),
         {
+            "inputs_cut": len(cut),
             "dropped_records": dropped,
             "launches": launches,
             "launches_without_kernel": bare,
@@ -143,6 +150,23 @@ def records_lost(case: Case) -> Hint | None:
         unjudged=True,
         blocks=seen,
     )
+
+
+def _loss_title(cut: Sequence[int], words: str, *, certain: bool) -> str:
+    """What is missing of device work, and what that makes unknown."""
+    numbers = ", ".join(map(str, cut[:8])) + (" …" if len(cut) > 8 else "")
+    whose = f"rank{'s' if len(cut) > 1 else ''} {numbers}"
+    early = f"The input of {whose} ends early: device work is missing, and what ran is not known"
+    if not words:
+        return early
+    lost = f"GPU work {'was not' if certain else 'may not have been'} recorded: {words}"
+    return (f"{early}. " if cut else "") + f"{lost}; idle time there is unknown"
+
+
+def _only_cut(case: Case) -> bool:
+    """Whether no rank is without device records but those whose input ends early."""
+    blind = [row["detail"] for row in _findings(case, "not_traced")]
+    return bool(blind) and set(blind) == {CUT_INPUT} and not _findings(case, "missing_rank")
 
 
 def _is_loss(finding: dict[str, Any]) -> bool:

@@ -51,7 +51,8 @@ def judge(case: Case, rules: Sequence[Rule] = RULES) -> list[dict[str, Any]]:
 
 def _silenced(rule: Rule, case: Case) -> bool:
     """Whether a failed gate has taken away what the rule reads."""
-    return (rule.idle and "G2" in case.blocking) or (rule.peers and "G1" in case.blocking)
+    lost = "G1" in case.blocking or any(part.rank.cut for _, part in case.job.ranks)
+    return (rule.idle and "G2" in case.blocking) or (rule.peers and lost)
 
 
 def _said(rule: Rule, case: Case) -> Sequence[Hint]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from rca_llm.readers.kineto_flows import link_by_flows
 from rca_llm.readers.kineto_header import devices_of, header_of, integer, said_by, tool_version
 from rca_llm.readers.kineto_pieces import Content, read_pieces
 from rca_llm.table import NO_TEXT, UNKNOWN, Ints, Strings, Table, known
-from rca_llm.trace import API, PROCESSES, RANGES, THREADS, Input, Timeline, Trace
+from rca_llm.trace import API, CUT, PROCESSES, RANGES, THREADS, Input, Timeline, Trace
 
 _TABLES = ("gpu", "api", "ranges", "comms", "products", "overhead")
 """What the batches hold."""
@@ -60,7 +61,7 @@ def read(source: Source) -> Trace:
     timeline.devices = devices_of(said, timeline)
     kineto_own.restore(timeline, said, ours)
     _note_overhead(timeline, tables)
-    _note_damage(timeline, content)
+    _note_damage(timeline, content, said)
     events = sum(batch.events for batch in content.batches)
     timeline.input = Input(
         source.path,
@@ -172,7 +173,8 @@ def _note_overhead(timeline: Timeline, tables: Mapping[str, Columns]) -> None:
         timeline.note("tracer_overhead", len(rows), timeline.input.path, detail)
 
 
-def _note_damage(timeline: Timeline, content: Content) -> None:
+def _note_damage(timeline: Timeline, content: Content, said: Mapping[str, Any]) -> None:
+    """Tell what is broken. PyTorch writes what devices did last: the end of a file holds it."""
     path = timeline.input.path
     bad = sum(batch.bad_text for batch in content.batches)
     timeline.note("bad_text", bad, path, "events with broken text, which was replaced")
@@ -182,6 +184,8 @@ def _note_damage(timeline: Timeline, content: Content) -> None:
         timeline.note("dropped_records", len(dropped), path, detail)
     if _is_cut(content):
         timeline.note("truncated", 1, path, f"the file ends early, at byte {content.length}")
+        if said.get("deviceProperties") != []:  # an empty list is of a machine without devices
+            timeline.header.extra[CUT] = True
 
 
 def _is_cut(content: Content) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from rca_llm.readers.events_restore import restore as restore_header
 from rca_llm.readers.events_values import Values, as_dict, as_list
 from rca_llm.table import NO_TEXT, Array, Strings, Table
-from rca_llm.trace import NUMBER_FORMATS, RANGES, TABLES, Device, Timeline
+from rca_llm.trace import CUT, NUMBER_FORMATS, PARTIAL, RANGES, TABLES, Device, Timeline
 
 KEY = "rcaLlm"
 SCHEMA = "rca-llm/chrome/1"
@@ -104,7 +104,7 @@ def _restore_header(timeline: Timeline, told: dict[str, Any]) -> None:
             setattr(header, name, told[name])
     extra, header.extra, timeline.devices = header.extra, told, []
     restore_header(timeline)
-    header.extra = extra
+    header.extra = extra | {name: True for name in (CUT, PARTIAL) if told.get(name) is True}
     timeline.devices = _devices(found, timeline.devices)
 
 

@@ -16,7 +16,7 @@ from rca_llm.readers.nsys_store import Chunk
 from rca_llm.readers.nsys_trace import trace_of
 from rca_llm.readers.sqlite_pages import MAGIC, DamagedDatabase, Database
 from rca_llm.table import Ints
-from rca_llm.trace import Trace
+from rca_llm.trace import CUT, Trace
 
 _OTHER = b"rocpd_"
 """What the tables of ROCm's profiler are called, which writes SQLite too."""
@@ -61,7 +61,10 @@ def _read(name: str, database: Database) -> Trace:
             ) from None
         raise
     lost = database.lost_pages + database.lost_rows
-    trace.timelines[0].note("truncated", lost, f"byte {database.size}", _damage(database))
+    first = trace.timelines[0]
+    first.note("truncated", lost, f"byte {database.size}", _damage(database))
+    if lost and (len(first["gpu"]) or len(first["api"])):  # which table they were of nobody knows
+        first.header.extra[CUT] = True
     return trace
 
 

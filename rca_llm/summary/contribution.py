@@ -203,7 +203,7 @@ def _steps(found: Sequence[Contribution], collectives: Sequence[Collective]) -> 
 
 
 def _findings(found: Sequence[Contribution], whole: Whole) -> list[Finding]:
-    ranks = [rank.number for one in found for rank in one.ranks]
+    ranks = [rank.number for one in found for rank in one.ranks if not rank.cut]
     return [
         *whole.findings,
         *(finding for one in found for finding in one.findings),

@@ -28,6 +28,9 @@ MOST_KINDS = 5
 PARTIAL_INPUT = "the input tells of collectives alone: what the rank did besides is not known"
 """What is said of ranks of which that is all that was recorded."""
 
+CUT_INPUT = "the file ends before any record of a device: what the device did is not known"
+"""What is said of ranks whose input ends so early."""
+
 
 def of_recording(recording: Recording) -> list[Finding]:
     """What is wrong with a recording: what its reader and its repair found, and its links."""
@@ -166,6 +169,8 @@ def _of_rank(member: Member) -> Iterator[Finding]:
     rank = member[1].rank
     if member[0].timeline.header.extra.get(PARTIAL):
         yield Finding("not_traced", 1, f"rank {rank.number}", PARTIAL_INPUT)
+    elif rank.cut and not rank.traced:
+        yield Finding("not_traced", 1, f"rank {rank.number}", CUT_INPUT)
     elif not rank.traced:
         several = [str(process) for process in rank.processes if process > 0]
         where = f"process{'es' if len(several) > 1 else ''} {', '.join(several)}"
@@ -183,7 +188,8 @@ def _of_rank(member: Member) -> Iterator[Finding]:
 def _empty_steps(member: Member) -> Iterator[Finding]:
     """Steps without device work among steps that have plenty."""
     recording, partition = member
-    if not len(partition.steps) or not partition.rank.traced or not recording.on_gpu:
+    covered = partition.rank.traced and not partition.rank.cut
+    if not len(partition.steps) or not covered or not recording.on_gpu:
         return
     kernels = recording.timeline["gpu"]["kind"] == KERNEL
     step_of = partition.step_of[kernels & (partition.step_of >= 0)]
