@@ -123,7 +123,8 @@ def test_a_hint_says_what_a_cause_costs_whose_parts_are_those_of_any_host() -> N
     truth: dict[str, Any] = {"cause": "alloc_churn", "magnitude": 1, "seed": 0, "hints": ["R38"]}
     truth |= {"parts": ["scheduling.alloc"], "share": 0.5, "injected_ns": 5}
     truth["requests"] = [{"id": "a"}]
-    own = {"id": "R38", "share": 0.4, "confidence": "high", "saving_ns": 1, "evidence": {}}
+    own: dict[str, Any] = {"id": "R38", "share": 0.4, "confidence": "high", "saving_ns": 1}
+    own["evidence"] = {}
     said = {"id": "a", "latency_ns": 100, "parts": {"scheduling.alloc": 20}}
     assert judged({"hints": [own], "requests": [said]}, truth).said == 0.4
     assert judged({"hints": [], "requests": [said]}, truth).said is None
