@@ -118,6 +118,8 @@ REQUESTS: Schema = {
     "prompt_tokens": "int",
     "output_tokens": "int",
     "status": "text",  # "finished", "aborted" or unknown
+    "home_process": "int",  # which process and thread began to handle it, where a program says so
+    "home_thread": "int",
 }
 TOKENS: Schema = {"request": "text", "t": "time"}
 MARKS: Schema = {

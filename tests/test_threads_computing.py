@@ -81,8 +81,8 @@ def test_what_its_own_thread_does_comes_before_what_those_of_others_compute() ->
     _span(scene, "file", 5, 15, thread=2, request="B")
     requests, whole = _told(scene)
     assert requests["A"] == whole == {"compute.cpu": 20}
-    # Where its own thread tells nothing, it is as the rank has it.
-    assert requests["B"] == {"compute.cpu": 10, "io.file": 10}
+    # Where its own thread tells nothing it is idle: A's computing is none of its.
+    assert requests["B"] == {"compute.cpu": 5, "io.file": 10, "scheduling.other": 5}
 
 
 def test_what_its_own_thread_computes_for_another_first_delays_it() -> None:
@@ -91,7 +91,7 @@ def test_what_its_own_thread_computes_for_another_first_delays_it() -> None:
         _life(scene, id, 0, 20)
     _span(scene, "compute", 0, 10, request="A")
     _span(scene, "compute", 10, 20, request="B")
-    assert _told(scene)[0]["B"] == {"compute.cpu": 20}
+    assert _told(scene)[0]["B"] == {"scheduling.queue": 10, "compute.cpu": 10}
 
 
 @pytest.mark.parametrize("process", [1, 2])

@@ -214,7 +214,7 @@ def _running(records: HostRecords, thread: int) -> Pieces:
 
 def of_thread(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:
     """What one thread did in disjoint, ascending gaps, as far as its own records tell."""
-    if not len(gaps[0]):
+    if not len(gaps[0]) or thread == NO_THREAD:
         return intervals.EMPTY
     layers = [_recorded(records, gaps, thread), _running(records, thread)]
     pieces, _ = intervals.overlay(layers, int(gaps[0][0]), int(gaps[1][-1]))

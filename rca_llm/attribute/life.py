@@ -13,8 +13,9 @@ from rca_llm.attribute import steps as engine
 from rca_llm.attribute import touched
 from rca_llm.attribute.codes import span_parts
 from rca_llm.attribute.exchange import Exchange, exchange
-from rca_llm.attribute.host import away
+from rca_llm.attribute.host import away, within
 from rca_llm.attribute.links import among
+from rca_llm.attribute.others import Others, others
 from rca_llm.attribute.partition import RankPartition, Recording, Segments
 from rca_llm.attribute.parts import CODE, NO_PART, PARTS
 from rca_llm.attribute.requests import Request
@@ -25,13 +26,17 @@ from rca_llm.table import Ints, Mask
 QUEUE, PREEMPT = CODE["scheduling.queue"], CODE["scheduling.preempt"]
 RECOMPUTE = CODE["scheduling.recompute"]
 INTERFERENCE = CODE["scheduling.prefill_interference"]
+HOST, COMPUTE = CODE["scheduling.host"], CODE["compute.cpu"]
 
 
 @dataclass
 class Interference:
-    """A step of others that held a request up: its id, whose work it was, and for how long."""
+    """Work of others that held a request up: its step, whose work it was, and for how long.
 
-    step: int
+    `step` is the step's id, None for what was computed outside of steps.
+    """
+
+    step: int | None
     owner: list[str] = field(default_factory=list[str])
     ns: int = 0
 
@@ -50,6 +55,8 @@ class Life:
     """What the HTTP server recorded outside it, where an engine's probes tell of the request."""
     stretches: Stretches | None = None
     """The same pieces, as far as they are those of the rank; None where nothing tells."""
+    kept: Pieces = intervals.EMPTY
+    """When its thread computed for others and it waited, by the text code of the other."""
 
     @cached_property
     def totals(self) -> Ints:
@@ -77,24 +84,35 @@ def life(
     found = _after_admission(request, segments.shared, (begin, end), steps, member, again)
     found = found.after(request.arrival, begin, QUEUE)
     alone = not member.any() and not recording.on_gpu
+    apart = Others()
     if alone:
         processes = partition.rank.processes
         found = found.told(touched.instead(recording, request.id, processes, begin, end))
-        found = found.told(touched.own_computing(recording, request.id, request.arrival, end))
+        apart = others(recording, request.id, processes, (begin, end))
+        found = found.told(apart.told)
     # Spans that name the request explain its time before admission and after its last token.
     found = found.told(_own_spans(recording, request.id), [QUEUE, OTHER])
+    if alone:
+        # Its spans stay open while it waits for its thread, which does the work of another.
+        found = found.told(apart.queued(), [HOST, COMPUTE])
+        found = found.told(touched.own_computing(recording, request.id, request.arrival, end))
     own = touched.own_threads(recording, request.id, request.arrival, end, alone=alone)
-    return _life(recording, request, member, found.told(own, [OTHER]).joined())
+    return _life(recording, request, member, found.told(own, [OTHER]).joined(), apart.waits)
 
 
-def _life(recording: Recording, request: Request, member: Mask, found: Stretches) -> Life:
-    """A request's life from its stretches."""
+def _life(
+    recording: Recording, request: Request, member: Mask, found: Stretches, waits: Pieces
+) -> Life:
+    """A request's life from its stretches, and its waits for a thread that others had."""
     pieces, rows = found.pieces()
     shared = np.append(member & (recording.steps.size > 1), False)[rows]
     lasting = (pieces.end - pieces.start)[shared & ~_waiting(pieces.label)]
     lost = _interference(recording, pieces, rows, request.id)
+    queued = pieces.take(np.flatnonzero(pieces.label == QUEUE))
+    kept = within(waits, (queued.start, queued.end))
+    lost += _kept_waiting(recording, kept)
     http = exchange(recording, request.id, request.arrival, request.finished)
-    return Life(request, pieces, rows, int(lasting.sum()), lost, http, found)
+    return Life(request, pieces, rows, int(lasting.sum()), lost, http, found, kept)
 
 
 def _turns(request: Request) -> Ints:
@@ -223,6 +241,14 @@ def _interference(recording: Recording, pieces: Pieces, step: Ints, id: str) -> 
         Interference(int(steps.id[row]), _owners(recording, row, id), int(lost[row]))
         for row in np.flatnonzero(lost).tolist()
     ]
+
+
+def _kept_waiting(recording: Recording, kept: Pieces) -> list[Interference]:
+    """What computing for others on its own thread cost a request, by the one computed for."""
+    owners, row = np.unique(kept.label, return_inverse=True)
+    lost = intervals.sum_by(row, kept.end - kept.start, len(owners))
+    names = [recording.timeline.strings[code] for code in owners.tolist()]
+    return [Interference(None, [name], int(ns)) for name, ns in zip(names, lost, strict=True)]
 
 
 def _owners(recording: Recording, row: int, id: str) -> list[str]:

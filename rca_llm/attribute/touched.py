@@ -12,13 +12,12 @@ import numpy as np
 from rca_llm import intervals
 from rca_llm.attribute import host
 from rca_llm.attribute.computing import Computing
+from rca_llm.attribute.others import WORK, processes, spared
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import CODE, NO_PART
 from rca_llm.intervals import EMPTY, Pieces
 from rca_llm.table import UNKNOWN, Ints, Mask, known
 
-WORK = "work"
-"""The kind of spans in which a thread works for a request (`probes/threads.py`)."""
 OTHER = CODE["scheduling.other"]
 
 
@@ -35,10 +34,12 @@ def own_threads(
     if not alone:
         rows = rows[ranges["kind"][rows] == strings.find(WORK)]
     threads = recording.host.range_thread[rows]
+    found = recording.host.computing
+    theirs = found.take((found.request >= 0) & (found.request != strings.find(id)))
     layers: list[Pieces] = []
     for thread in intervals.distinct(threads).tolist():
         mine = rows[threads == thread]
-        gaps = intervals.union(ranges["start"][mine], ranges["end"][mine])
+        gaps = spared(theirs, thread, ranges["start"][mine], ranges["end"][mine])
         layers.append(host.of_thread(recording.host, gaps, thread))
     if not layers or end <= start:
         return EMPTY
@@ -61,10 +62,9 @@ def instead(recording: Recording, id: str, rank: tuple[int, ...], start: int, en
 
     Pieces within [start, end) that take the place of the parts of the rank of these processes: all
     of it where the thread that drives the rank is not of a touched process, else when only others
-    computed; while threads of touched processes do for others, what the request's own tell.
-    Nothing where no process recorded anything of the request.
+    computed. Nothing where no process recorded anything of the request.
     """
-    records, touched = recording.host, _processes(recording, id)
+    records, touched = recording.host, processes(recording, id)
     nobody = np.zeros(len(records.threads), np.int64)
     main = host.main_thread(records, nobody, rank)
     if not touched or main == host.NO_THREAD or end <= start:
@@ -75,11 +75,7 @@ def instead(recording: Recording, id: str, rank: tuple[int, ...], start: int, en
     layers = found.take(inside).layers()
     if records.threads[main][0] in touched:
         unrelated = _only(found, ~inside, start, end)
-        elsewhere = Pieces(*unrelated, np.full(len(unrelated[0]), OTHER, np.int64))
-        gaps = _only(found, inside & _foreign(recording, id, found), start, end)
-        mine = host.within(own_threads(recording, id, start, end, alone=True), gaps)
-        told, _ = intervals.overlay([mine, elsewhere], start, end)
-        return told.take(np.flatnonzero(told.label != NO_PART))
+        return Pieces(*unrelated, np.full(len(unrelated[0]), OTHER, np.int64))
     own = host.main_thread(records, nobody, touched)
     gap = np.array([start], np.int64), np.array([end], np.int64)
     if own != host.NO_THREAD:
@@ -99,17 +95,6 @@ def _only(found: Computing, rows: Mask, start: int, end: int) -> tuple[Ints, Int
     return told.start[only], told.end[only]
 
 
-def _foreign(recording: Recording, id: str, found: Computing) -> Mask:
-    """Which pieces of computing name another request, on a thread that never worked for this one.
-
-    None where the request's own threads are not known.
-    """
-    own = intervals.distinct(recording.host.range_thread[_own_rows(recording, id)])
-    named = (found.request >= 0) & (found.request != recording.timeline.strings.find(id))
-    foreign: Mask = named & np.isin(found.thread, own, invert=True) & (len(own) > 0)
-    return foreign
-
-
 def _own_rows(recording: Recording, id: str) -> Ints:
     """The spans of known threads that name a request and last."""
     ranges = recording.timeline["ranges"]
@@ -117,13 +102,3 @@ def _own_rows(recording: Recording, id: str) -> Ints:
     rows = rows[(ranges["thread"][rows] != UNKNOWN) & known(ranges["end"][rows])]
     lasting: Ints = rows[ranges["end"][rows] > ranges["start"][rows]]
     return lasting
-
-
-def _processes(recording: Recording, id: str) -> tuple[int, ...]:
-    """The processes that recorded spans or events of a request."""
-    code = recording.timeline.strings.find(id)
-    ranges, marks = recording.timeline["ranges"], recording.timeline["marks"]
-    spans: Ints = ranges["process"][recording.spans_of_request(code)]
-    events: Ints = marks["process"][(marks["request"] == code) & (code >= 0)]
-    found: list[int] = intervals.distinct(np.concatenate([spans, events])).tolist()
-    return tuple(process for process in found if process != UNKNOWN)

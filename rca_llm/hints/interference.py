@@ -192,4 +192,4 @@ def _mixed_ns(member: Member, least: float) -> int:
 
 def _excess(life: Life) -> int:
     sat_out = int(life.totals[INTERFERENCE])
-    return max(sum(one.ns for one in life.interference) - sat_out, 0)
+    return max(sum(one.ns for one in life.interference if one.step is not None) - sat_out, 0)

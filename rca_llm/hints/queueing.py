@@ -79,9 +79,16 @@ def queue_dominated(case: Case) -> Hint | None:
 
 
 def _queued(life: Life) -> int:
-    """The time in the queue before the first token, ns."""
-    totals = life.totals_in(life.request.arrival, life.request.first_token)
-    return 0 if totals is None else int(totals[QUEUE])
+    """The time in the engine's queue before the first token, ns.
+
+    A wait for a thread that computes for others is none: larger batches are no help against it.
+    """
+    arrival, first = life.request.arrival, life.request.first_token
+    totals = life.totals_in(arrival, first)
+    if totals is None or arrival is None or first is None:
+        return 0
+    kept = life.kept.clip(arrival, first)
+    return int(totals[QUEUE]) - int((kept.end - kept.start).sum())
 
 
 def _queue_spans(lives: Sequence[Life]) -> Spans:

@@ -24,6 +24,8 @@ class Request:
     finished: int = UNKNOWN
     status: str | None = None
     opened: int = UNKNOWN
+    home: tuple[int, int] = UNKNOWN, UNKNOWN
+    """The process and thread of the first scope."""
     closed: int = UNKNOWN
     open_scopes: int = 0
     failed: bool = False
@@ -56,10 +58,13 @@ class Requests:
         elif name in _FIRST:
             found.times[name] = min(found.times.get(name, time), time)
 
-    def scope(self, request: str, start: int, end: int | None, failed: bool) -> None:
-        """One scope; ``end`` is None where it was never left."""
-        found = self._of(request)
-        found.opened = start if found.opened == UNKNOWN else min(found.opened, start)
+    def scope(
+        self, request: str, times: tuple[int, int | None], home: tuple[int, int], failed: bool
+    ) -> None:
+        """One scope of a process and thread; its end is None where it was never left."""
+        found, (start, end) = self._of(request), times
+        if found.opened == UNKNOWN or start < found.opened:
+            found.opened, found.home = start, home
         if end is None:
             found.open_scopes += 1
         elif end >= found.closed:
@@ -85,6 +90,7 @@ def _row(name: str, found: Request) -> dict[str, Value]:
     row: dict[str, Value] = {"id": name, "status": found.status, "finished": found.finished}
     row.update({key: found.times.get(key, UNKNOWN) for key in _FIRST})
     row.update({key: found.counts.get(key, UNKNOWN) for key in _COUNTS})
+    row["home_process"], row["home_thread"] = found.home
     if row["arrival"] == UNKNOWN:
         row["arrival"] = found.opened
     if found.finished == UNKNOWN and not found.open_scopes and found.closed != UNKNOWN:

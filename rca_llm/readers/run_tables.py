@@ -125,10 +125,13 @@ class _Reading:
 
     def _scopes(self, segment: Segment, places: Ints) -> None:
         failed = (segment.flags[places] & layout.FLAG_ERROR) != 0
-        rows = _rows(segment.cells[places], "c", "a", "b")
-        for (request, start, end), has_failed in zip(rows, failed.tolist(), strict=True):
+        rows, threads = _rows(segment.cells[places], "c", "a", "b"), segment.threads(places)
+        for (request, *times), thread, has_failed in zip(
+            rows, threads.tolist(), failed.tolist(), strict=True
+        ):
             if request in segment.names:
-                self.requests.scope(segment.names[request], start, end or None, has_failed)
+                scope, home = (times[0], times[1] or None), (segment.pid, thread)
+                self.requests.scope(segment.names[request], scope, home, has_failed)
 
     def _calls(self, segment: Segment, codes: Codes) -> None:
         table = run_calls.calls(segment, codes, self.strings)

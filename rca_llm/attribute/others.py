@@ -1,0 +1,211 @@
+"""What a request does while threads compute for other requests, which is none of its computing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rca_llm import intervals
+from rca_llm.attribute import host
+from rca_llm.attribute.computing import Computing
+from rca_llm.attribute.partition import Recording
+from rca_llm.attribute.parts import CODE
+from rca_llm.intervals import EMPTY, Pieces
+from rca_llm.table import UNKNOWN, Ints, Table
+
+WORK = "work"
+"""The kind of spans in which a thread works for a request (`probes/threads.py`)."""
+OTHER, QUEUE = CODE["scheduling.other"], CODE["scheduling.queue"]
+
+
+@dataclass(frozen=True)
+class Others:
+    """A request's time while others compute: its parts, and for whom its own thread was busy.
+
+    The labels of `waits` are the other requests' text codes.
+    """
+
+    told: Pieces = EMPTY
+    waits: Pieces = EMPTY
+
+    def queued(self) -> Pieces:
+        """The waits, labelled with their part."""
+        return self.told.take(np.flatnonzero(self.told.label == QUEUE))
+
+
+@dataclass(frozen=True)
+class _Homes:
+    """The threads that a request's own code is on, each from a time on, the first from ever."""
+
+    start: Ints
+    thread: Ints
+
+    def within(self, start: int, end: int) -> list[tuple[int, int, int]]:
+        """The stretches of [start, end), each with its thread."""
+        if not len(self.start):
+            return [(start, end, host.NO_THREAD)]
+        edges = np.clip(np.append(self.start, end), start, end)
+        edges[0] = start
+        rows = zip(edges[:-1].tolist(), edges[1:].tolist(), self.thread.tolist(), strict=True)
+        return [row for row in rows if row[1] > row[0]]
+
+
+def others(
+    recording: Recording,
+    id: str,
+    rank: tuple[int, ...],
+    span: tuple[int, int],
+) -> Others:
+    """What a request without steps does within `span` where only others are computed for.
+
+    Where the thread that its code is on computes for another it waits for that, as in a queue;
+    else it does what that thread tells, and those that were given its work. Time in which a thread
+    of a touched process (of any, where none is) computes for nobody that is named stays the rank's.
+    """
+    found, code = recording.host.computing.within(*span), recording.timeline.strings.find(id)
+    theirs = found.take((found.request >= 0) & (found.request != code))
+    if not len(theirs.start) or span[1] <= span[0]:
+        return Others()
+    homes = _homes(recording, code)
+    records = recording.host
+    main = host.main_thread(records, np.zeros(len(records.threads), np.int64), rank)
+    engine = bool(np.any((found.thread == main) & (found.request < 0)))
+    led = not engine and not np.any((found.thread == main) & (found.request == code))
+    led = led and main in theirs.thread and len(homes.start) > 0 and main not in homes.thread
+    gaps = _as_gap(*span) if led else intervals.union(theirs.start, theirs.end)
+    when = _named(recording, found, gaps, processes(recording, id), span)
+    given = _given(recording, theirs, code)
+    told: list[Pieces] = []
+    waits: list[Pieces] = []
+    for start, end, thread in homes.within(*span):
+        busy = _busy(theirs, thread).clip(start, end)
+        busy = host.within(busy, intervals.complement(*_spans(given), start, end))
+        waits.append(host.within(busy, when))
+        own = _own(recording, given)
+        layers = [*own, Pieces(busy.start, busy.end, np.full(len(busy), QUEUE))]
+        for telling in (thread, main) if engine else (thread,):
+            layers.append(host.of_thread(records, _as_gap(start, end), telling))
+        whole, _ = intervals.overlay(layers, start, end)
+        told.append(host.within(whole.relabel(np.append(np.arange(len(CODE)), OTHER)), when))
+    return Others(_joined(told), _joined(waits))
+
+
+def _named(
+    recording: Recording,
+    found: Computing,
+    gaps: tuple[Ints, Ints],
+    touched: tuple[int, ...],
+    span: tuple[int, int],
+) -> tuple[Ints, Ints]:
+    """The time of some gaps in which nothing is computed that names nobody."""
+    nobody = found.request < 0
+    if touched:
+        process = np.array([process for process, _ in recording.host.threads], np.int64)
+        nobody = nobody & np.isin(process[found.thread], touched)
+    unnamed = intervals.union(found.start[nobody], found.end[nobody])
+    free = intervals.complement(*unnamed, *span)
+    rows = host.within(Pieces(*gaps, np.zeros(len(gaps[0]), np.int64)), free)
+    return rows.start, rows.end
+
+
+def _homes(recording: Recording, code: int) -> _Homes:
+    """The thread that entered the request's scope, and those of its own spans, by their begin.
+
+    A thread that was given work of the request is none: it may sleep, or work for another, when
+    the request goes on elsewhere.
+    """
+    ranges, requests = recording.timeline["ranges"], recording.timeline["requests"]
+    rows = recording.spans_of_request(code)
+    rows = rows[(ranges["thread"][rows] != UNKNOWN) & (ranges["end"][rows] > ranges["start"][rows])]
+    threads = recording.host.range_thread[rows]
+    given = ranges["kind"][rows] == recording.timeline.strings.find(WORK)
+    keep = np.isin(threads, threads[given], invert=True)
+    start, thread = [ranges["start"][rows[keep]]], [threads[keep]]
+    for process, own, arrival in _stated(requests, code):
+        place = (process, own) in recording.host.threads
+        number = recording.host.threads.index((process, own)) if place else host.NO_THREAD
+        start.append(np.array([arrival], np.int64))
+        thread.append(np.array([number], np.int64))
+    begins, numbers = np.concatenate(start), np.concatenate(thread).astype(np.int64)
+    order = np.argsort(begins, kind="stable")
+    first = [run.start for run in intervals.runs(numbers[order])]
+    return _Homes(begins[order][first], numbers[order][first])
+
+
+def _stated(requests: Table, code: int) -> list[tuple[int, int, int]]:
+    """The process and thread that the records of a request name, and its arrival there."""
+    if "home_thread" not in requests:
+        return []
+    known = requests.take(np.flatnonzero((requests["id"] == code) & (requests["home_thread"] >= 0)))
+    columns = (known[name].tolist() for name in ("home_process", "home_thread", "arrival"))
+    return list(zip(*columns, strict=True))
+
+
+def _given(
+    recording: Recording, theirs: Computing, code: int
+) -> list[tuple[int, tuple[Ints, Ints]]]:
+    """The threads that were given work of a request, and when they were at it."""
+    ranges = recording.timeline["ranges"]
+    rows = recording.spans_of_request(code)
+    rows = rows[ranges["kind"][rows] == recording.timeline.strings.find(WORK)]
+    rows = rows[(ranges["thread"][rows] != UNKNOWN) & (ranges["end"][rows] > ranges["start"][rows])]
+    threads = recording.host.range_thread[rows]
+    return [
+        (thread, spared(theirs, thread, ranges["start"][mine], ranges["end"][mine]))
+        for thread in intervals.distinct(threads).tolist()
+        for mine in [rows[threads == thread]]
+    ]
+
+
+def spared(theirs: Computing, thread: int, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """The time of some spans of a thread in which it does not compute for others."""
+    mine = theirs.thread == thread
+    busy = intervals.union(theirs.start[mine], theirs.end[mine])
+    start, end = intervals.union(start, end)
+    if not len(start):
+        return start, end
+    free = intervals.complement(*busy, int(start[0]), int(end[-1]))
+    rows = host.within(Pieces(start, end, np.zeros(len(start), np.int64)), free)
+    return rows.start, rows.end
+
+
+def _spans(given: list[tuple[int, tuple[Ints, Ints]]]) -> tuple[Ints, Ints]:
+    starts = [gaps[0] for _, gaps in given]
+    ends = [gaps[1] for _, gaps in given]
+    nothing = EMPTY.start
+    return intervals.union(np.concatenate([nothing, *starts]), np.concatenate([nothing, *ends]))
+
+
+def _own(recording: Recording, given: list[tuple[int, tuple[Ints, Ints]]]) -> list[Pieces]:
+    """What the threads that were given its work tell, its own code awaiting them."""
+    layers = [host.of_thread(recording.host, gaps, thread) for thread, gaps in given]
+    start, end = _spans(given)
+    return [*layers, Pieces(start, end, np.full(len(start), OTHER, np.int64))] if given else []
+
+
+def _busy(theirs: Computing, thread: int) -> Pieces:
+    """When a thread was within compute spans of others, by the request that each names."""
+    mine = theirs.thread == thread
+    order = np.argsort(theirs.start[mine], kind="stable")
+    columns = theirs.start, theirs.end, theirs.request
+    return Pieces(*(column[mine][order].astype(np.int64) for column in columns))
+
+
+def _as_gap(start: int, end: int) -> tuple[Ints, Ints]:
+    return np.array([start], np.int64), np.array([end], np.int64)
+
+
+def _joined(found: list[Pieces]) -> Pieces:
+    names = "start", "end", "label"
+    return Pieces(*(np.concatenate([getattr(one, name) for one in found]) for name in names))
+
+
+def processes(recording: Recording, id: str) -> tuple[int, ...]:
+    """The processes that recorded spans or events of a request."""
+    code = recording.timeline.strings.find(id)
+    ranges, marks = recording.timeline["ranges"], recording.timeline["marks"]
+    spans: Ints = ranges["process"][recording.spans_of_request(code)]
+    events: Ints = marks["process"][(marks["request"] == code) & (code >= 0)]
+    found: list[int] = intervals.distinct(np.concatenate([spans, events])).tolist()
+    return tuple(process for process in found if process != UNKNOWN)
