@@ -14,7 +14,7 @@ COLUMNS = ("", "measured", "replayed", "saved", "")
 
 
 def rows(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The table's rows as texts; times nobody knows are left out."""
+    """The table's rows as texts; what was not measured is left out."""
     for key, words in (("latency", "latency"), ("ttft", "time to first token")):
         for figure in ("mean", "p50", "p99"):
             yield from _row(f"{words}, {figure}", found[key][figure])
@@ -24,7 +24,10 @@ def rows(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 def _row(name: str, change: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     old, new = change["measured_ns"], change["replayed_ns"]
-    if old is None or new is None:
+    if old is None:
+        return
+    if new is None:
+        yield name, units.duration(old), "not predicted", "", ""
         return
     saved = units.duration(abs(old - new))
     sign = "−" if new > old else ""
@@ -46,3 +49,6 @@ def show(found: Mapping[str, Any], settings: Sequence[str], console: Console | N
     for row in rows(found):
         table.add_row(*(Text(cell) for cell in row))
     out.print(table)
+    if found["not_predicted"]:
+        parts = ", ".join(found["not_predicted"])
+        out.print(Text(f"Not predicted: {parts}, spent on threads that the replay does not hold."))

@@ -57,6 +57,8 @@ class Life:
     """The same pieces, as far as they are those of the rank; None where nothing tells."""
     kept: Pieces = intervals.EMPTY
     """When its thread computed for others and it waited, by the text code of the other."""
+    alone: bool = False
+    """Whether no step tells of it, on an engine without a GPU: its own threads do."""
 
     @cached_property
     def totals(self) -> Ints:
@@ -83,7 +85,7 @@ def life(
     begin = min(max(_admitted(request, steps.start, member), request.arrival), end)
     found = _after_admission(request, segments.shared, (begin, end), steps, member, again)
     found = found.after(request.arrival, begin, QUEUE)
-    alone = not member.any() and not recording.on_gpu
+    alone = _alone(recording, member)
     apart = Others()
     if alone:
         processes = partition.rank.processes
@@ -112,7 +114,12 @@ def _life(
     kept = within(waits, (queued.start, queued.end))
     lost += _kept_waiting(recording, kept)
     http = exchange(recording, request.id, request.arrival, request.finished)
-    return Life(request, pieces, rows, int(lasting.sum()), lost, http, found, kept)
+    alone = _alone(recording, member)
+    return Life(request, pieces, rows, int(lasting.sum()), lost, http, found, kept, alone)
+
+
+def _alone(recording: Recording, member: Mask) -> bool:
+    return not member.any() and not recording.on_gpu
 
 
 def _turns(request: Request) -> Ints:

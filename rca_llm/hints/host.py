@@ -14,7 +14,7 @@ from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.hints import lead, records
-from rca_llm.hints.case import Case, Spans, rank_rows, used
+from rca_llm.hints.case import Case, Loss, Spans, rank_rows, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.records import Span
 from rca_llm.hints.wording import name, percent, plural, time
@@ -107,14 +107,15 @@ def _growing(found: list[Span]) -> bool | None:
     disproof="a thread that runs, or is blocked, in the time named",
 )
 def cpu_starved(case: Case) -> Hint | None:
-    """The launching thread is ready to run but does not get a CPU.
+    """The launching thread, or one that serves a request, is ready to run but gets no CPU.
 
-    Symptom: it is runnable or throttled, with the device idle, for `step_share` of the steps; or
-    the cgroup was throttled for `throttled_share` of the wall time; less than `least_ns` in all is
-    nobody's cause. Source: threads C27, C28, C36. Disproof: scheduler data without run-queue delay.
+    Symptom: it is runnable or throttled, with the device idle, for `step_share` of the steps, or
+    without steps of the requests; or the cgroup was throttled for `throttled_share` of the wall
+    time; less than `least_ns` in all is nobody's cause. Source: threads C27, C28, C36. Disproof:
+    scheduler data without run-queue delay.
     """
-    limits = case.limits("R07")
-    loss, charge = case.of_steps(("scheduling.cpu_wait",)), case.charge(("scheduling.cpu_wait",))
+    limits, parts = case.limits("R07"), ("scheduling.cpu_wait",)
+    (loss, of), charge = _lost(case, parts), case.charge(parts)
     throttled, wall = _throttled(case)
     quota = wall > 0 and throttled > limits["throttled_share"] * wall
     if not (quota or loss.share >= limits["step_share"]):
@@ -127,19 +128,39 @@ def cpu_starved(case: Case) -> Hint | None:
     rivals = _rivals(case)
     why = "CPU quota" if quota or _was_throttled(case) else "noisy neighbours"
     return Hint(
-        f"The launching thread was ready but not running for {waited} ({why})",
+        ("Threads that serve requests were" if _served_apart(case, of) else _LAUNCHING)
+        + f" ready but not running for {waited} ({why})",
         "high" if seen else "low",
         charge,
         {
             "waiting_ns": loss.ns,
-            "step_ns": loss.total,
-            "step_share": loss.share,
+            f"{of}_ns": loss.total,
+            f"{of}_share": loss.share,
             "cgroup_throttled_ns": throttled if wall else None,
             "wall_ns": wall or None,
             "competing_threads": ", ".join(rivals[:5]) or None,
         },
         unjudged=not seen,
     )
+
+
+_LAUNCHING = "The launching thread was"
+
+
+def _lost(case: Case, parts: tuple[str, ...]) -> tuple[Loss, str]:
+    """The time of some parts in the steps; without steps, in the requests. And which of them.
+
+    A window in which a server waits to be asked says nothing of its requests.
+    """
+    loss = case.of_steps(parts)
+    if loss.steps or not len(case.lives):
+        return loss, "step"
+    return Loss(case.time_of(*parts), int(case.sums.sum()), 0), "request"
+
+
+def _served_apart(case: Case, of: str) -> bool:
+    """Whether what was lost is that of requests which threads of their own serve."""
+    return of == "request" and any(life.alone for life in case.lives)
 
 
 def _throttled(case: Case) -> tuple[int, int]:
@@ -306,26 +327,27 @@ def _ranges_inside(case: Case, spans: Spans, most: int) -> list[tuple[str, int]]
     disproof="a launching thread that never waits for the lock",
 )
 def lock_contention(case: Case) -> Hint | None:
-    """The launching thread waits for Python's global interpreter lock.
+    """The launching thread, or one that serves a request, waits for Python's interpreter lock.
 
-    Symptom: such waits, with the device idle, take `step_share` of the steps. Source: threads C16,
-    C23. Disproof: no wait for the lock.
+    Symptom: such waits, with the device idle, take `step_share` of the steps, or without steps of
+    the requests. Source: threads C16, C23. Disproof: no wait for the lock.
     """
     limits = case.limits("R10")
-    loss = case.of_steps(("scheduling.gil",))
-    charge = case.charge(("scheduling.gil",))
+    (loss, of), charge = _lost(case, ("scheduling.gil",)), case.charge(("scheduling.gil",))
     if not loss.ns or loss.share < limits["step_share"]:
         return None
     holder = _holder(case)
     by = f" held by {holder}" if holder else ""
+    apart = _served_apart(case, of)
     return Hint(
-        f"The loop thread waited {time(loss.ns)} for the GIL{by}",
+        f"{'Threads that serve requests' if apart else 'The loop thread'} waited"
+        f" {charge.told if of == 'request' else time(loss.ns)} for the GIL{by}",
         "high",
         charge,
         {
             "gil_wait_ns": loss.ns,
-            "step_ns": loss.total,
-            "step_share": loss.share,
+            f"{of}_ns": loss.total,
+            f"{of}_share": loss.share,
             "holder": holder,
         },
     )

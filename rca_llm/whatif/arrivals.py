@@ -36,8 +36,10 @@ def admission(life: Life) -> Admission | None:
     admitted = np.flatnonzero(
         ~among(label, [CODE["scheduling.queue"], CODE["scheduling.tokenize"]])
     )
-    at = int(life.pieces.start[admitted[0]]) if len(admitted) else arrival
-    text = min(int(life.totals[CODE["scheduling.tokenize"]]), at - arrival)
+    first = int(admitted[0]) if len(admitted) else 0
+    at = int(life.pieces.start[first]) if len(admitted) else arrival
+    before = life.pieces.take(np.arange(first))
+    text = int((before.end - before.start)[before.label == CODE["scheduling.tokenize"]].sum())
     return Admission(at, arrival + text, text)
 
 

@@ -12,6 +12,7 @@ from rca_llm.table import Array, Ints
 from rca_llm.whatif.change import Change
 from rca_llm.whatif.model import Model, model
 from rca_llm.whatif.replay import Replay, replay
+from rca_llm.whatif.unpredicted import unpredicted
 
 if TYPE_CHECKING:
     from rca_llm.report import Report
@@ -27,11 +28,17 @@ def savings(found: Model, new: Replay, change: Change) -> dict[str, int]:
 
 
 def whatif(report: Report, changed: Mapping[str, float]) -> dict[str, Any]:
-    """Latencies, steps and the window as measured and as replayed with changed durations."""
+    """Latencies, steps and the window as measured and as replayed with changed durations.
+
+    Of requests nothing is predicted where the replay holds no time of the changed parts.
+    """
     found = model(report)
     change = Change(changed)
     new = replay(found.graph, change)
     rows = _requests(found, new, change)
+    lost, nothing = unpredicted(found, change)
+    if nothing:
+        rows = [row | {"new_latency_ns": None, "new_ttft_ns": None} for row in rows]
     steps = _steps(found, new)
     return {
         "schema": SCHEMA,
@@ -39,7 +46,8 @@ def whatif(report: Report, changed: Mapping[str, float]) -> dict[str, Any]:
         "latency": _figures(rows, "latency"),
         "ttft": _figures(rows, "ttft"),
         "steps": _change(mean([a for a, _ in steps]), mean([b for _, b in steps]), len(steps)),
-        "window": window(found, new),
+        "window": _window(found, new, rows),
+        "not_predicted": lost,
         "requests": rows,
     }
 
@@ -57,7 +65,7 @@ def _figures(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
     """Mean and percentiles of a time over the requests, as measured and as replayed."""
     told = [row for row in rows if row[f"{name}_ns"] is not None]
     old: list[int] = sorted(row[f"{name}_ns"] for row in told)
-    new: list[int] = sorted(row[f"new_{name}_ns"] for row in told)
+    new: list[int] = sorted(ns for row in told if (ns := row[f"new_{name}_ns"]) is not None)
     return {
         "count": len(told),
         "mean": _change(mean(old), mean(new)),
@@ -91,6 +99,23 @@ def _lasting(start: Array, end: Array, step: Ints, done: Array) -> Ints:
     last: Array = end.astype(np.float64)
     np.maximum.at(last, step, done)
     return np.asarray(np.rint(last - start), np.int64)
+
+
+def _window(found: Model, new: Replay, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The window; as replayed not known where requests change that the replay's threads do not."""
+    whole = window(found, new)
+    changed = {row["id"]: row["new_latency_ns"] for row in rows}
+    for own, clock in zip(found.requests, new.clocks, strict=True):
+        through = np.rint(clock(own.arrival + own.lasted) - clock(own.arrival)).astype(np.int64)
+        rows_alone: list[int] = np.flatnonzero(own.alone).tolist()
+        each = [(changed[own.ids[row]], int(through[row])) for row in rows_alone]
+        if any(ns is None or abs(ns - engine) > ROUNDING for ns, engine in each):
+            return _change(whole["measured_ns"], None)
+    return whole
+
+
+ROUNDING = 1
+"""What times may differ by that are rounded, ns."""
 
 
 def window(found: Model, new: Replay) -> dict[str, Any]:

@@ -10,13 +10,15 @@ import numpy as np
 
 from rca_llm.attribute.job import Job
 from rca_llm.attribute.life import Life
-from rca_llm.attribute.parts import CODE
+from rca_llm.attribute.links import among
+from rca_llm.attribute.parts import CODE, codes
 from rca_llm.intervals import Pieces
 from rca_llm.summary.requests import latency
 from rca_llm.table import UNKNOWN, Array, Ints, Mask, known
 from rca_llm.whatif.arrivals import Turns, admission
 from rca_llm.whatif.change import Change
 from rca_llm.whatif.clock import Clock
+from rca_llm.whatif.settings import DERIVED
 from rca_llm.whatif.waits import rank_of
 
 Row = dict[str, Any]
@@ -28,7 +30,8 @@ class Requests:
 
     `place` is their place among all lives, `last` when the engine was done with them, `first` the
     first token, `UNKNOWN` without one. `at`, `ready` and `text` are those of the admission where
-    `admitted`. `tail` are the pieces after `last`, each of the row that `owner` says.
+    `admitted`. `tail` are the pieces after `last`, each of the row that `owner` says. Of one
+    that its own threads tell (`alone`) `last` is its admission, and its tail all that follows.
     """
 
     place: Ints
@@ -41,17 +44,18 @@ class Requests:
     at: Ints
     ready: Ints
     text: Ints
+    alone: Mask
     tail: Pieces
     owner: Ints
 
     def replayed(self, turns: Turns, clock: Clock, change: Change, base: int) -> list[Row]:
         """Every request as measured and as replayed."""
-        tail = self.tail
-        factor = change.factor(tail.label, tail.start, tail.end, base)
-        rest = np.bincount(self.owner, (tail.end - tail.start) * factor, len(self.ids))
         came = self._came(turns, clock, change, base)
-        ended = _whole(clock(self.last) + rest - came)
-        begun = _whole(clock(np.maximum(self.first, 0)) - came)
+        done = clock(self.last)
+        ended = _whole(done + self._after(self.tail.end, clock, change, base) - came)
+        before = self._after(self.first[self.owner], clock, change, base)
+        begun = np.where(self.alone, done + before, clock(np.maximum(self.first, 0)))
+        begun = _whole(begun - came)
         first = np.maximum(self.first - self.arrival, 0)
         rows = zip(*(x.tolist() for x in (self.lasted, ended, first, begun)), strict=True)
         told: list[bool] = known(self.first).tolist()
@@ -66,12 +70,26 @@ class Requests:
             for id, has, (old, new, ttft, new_ttft) in zip(self.ids, told, rows, strict=True)
         ]
 
+    def _after(self, until: Ints, clock: Clock, change: Change, base: int) -> Array:
+        """What becomes of the tail of each request, of every piece up to an instant.
+
+        What a request that its own threads tell waits for others follows the engine.
+        """
+        start, label = self.tail.start, self.tail.label
+        end = np.maximum(np.minimum(self.tail.end, until), start)
+        lasting = (end - start) * change.factor(label, start, end, base)
+        follows = self.alone[self.owner] & among(label, codes(DERIVED).tolist())
+        lasting[follows] = clock(end[follows]) - clock(start[follows])
+        return np.bincount(self.owner, lasting, len(self.ids))
+
     def _came(self, turns: Turns, clock: Clock, change: Change, base: int) -> Array:
         """When requests come that wait as long as they would, beside their new steps."""
         since = self.ready - self.text
         part = np.full(len(since), CODE["scheduling.tokenize"], np.int64)
         needed = self.text * change.factor(part, since, self.ready, base)
         waited = turns.waited(self.at, self.ready, since + needed, clock, clock.busy)
+        # One that waited for nobody is not held up by what the engine does for others either.
+        waited = np.where(self.alone & (self.at == self.ready), 0, waited)
         return np.where(self.admitted, clock(self.at) - needed - waited, self.arrival)
 
 
@@ -91,14 +109,15 @@ def by_rank(job: Job, lives: Sequence[Life], base: int) -> list[Requests]:
 def _columns(lives: Sequence[tuple[int, Life]], base: int) -> Requests:
     """The columns of those that are finished."""
     rows = [row for place, life in lives if (row := _row(place, life, base))]
-    table = np.array([row[1:-1] for row in rows], np.int64).reshape(len(rows), 9)
+    table = np.array([row[1:-1] for row in rows], np.int64).reshape(len(rows), 10)
     columns = [np.asarray(table[:, place], np.int64) for place in range(table.shape[1])]
-    place, arrival, lasted, last, first, admitted, at, ready, text = columns
+    place, arrival, lasted, last, first, admitted, at, ready, text, alone = columns
     tails: list[Pieces] = [row[-1] for row in rows]
     tail, owner = _joined(tails, base)
     ids: list[str] = [row[0] for row in rows]
-    whether = np.asarray(admitted > 0)
-    return Requests(place, ids, arrival, lasted, last, first, whether, at, ready, text, tail, owner)
+    waits = np.asarray(admitted > 0), at, ready, text
+    own = np.asarray(alone > 0)
+    return Requests(place, ids, arrival, lasted, last, first, *waits, own, tail, owner)
 
 
 def _joined(tails: Sequence[Pieces], base: int) -> tuple[Pieces, Ints]:
@@ -117,8 +136,11 @@ def _row(place: int, life: Life, base: int) -> tuple[Any, ...] | None:
     if request.arrival is None or lasted is None or request.status != "finished":
         return None
     last = request.tokens[-1] if request.tokens else request.finished or request.arrival
+    if life.alone and one is not None:
+        last = one.at
     tail = life.pieces.clip(last, max(last, request.finished or last))
     first = UNKNOWN if request.first_token is None else request.first_token - base
     begin = request.arrival - base
     wait = (0, begin, begin, 0) if one is None else (1, one.at - base, one.ready - base, one.text)
-    return request.id, place, begin, lasted, last - base, first, *wait, tail
+    alone = int(life.alone)
+    return request.id, place, begin, lasted, last - base, first, *wait, alone, tail
