@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 MOST_ROWS = 12
 """Rows of a table in the terminal; the page and the JSON document hold all."""
 
+WHOLE_NAME = 4000
+"""Characters of a name that are kept where the pointer rests on it."""
+
 COLUMNS = ("", "base", "other", "change", "noise", "why")
 
 Row = Mapping[str, Any]
@@ -47,14 +50,27 @@ def warnings(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"Whether the two differ in the {names} is not known: not recorded on both sides."
 
 
+class Name(str):
+    """A name cut to what fits into a table, with the whole one where that is longer."""
+
+    whole: str | None = None
+
+
+def _named(text: str, most: int) -> Name:
+    name = Name(shown(text, most))
+    longer = shown(text, WHOLE_NAME)
+    name.whole = longer if longer != name else None
+    return name
+
+
 def sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
-    """The tables: a title and rows of texts in the order of `COLUMNS`."""
+    """The tables: a title and rows of texts in the order of `COLUMNS`; the first is a `Name`."""
     yield "classes", [cells(row) for row in found["classes"] if row["base_ns"] or row["other_ns"]]
     for name in ("parts", "kernels", "ranges"):
         rows = [row for row in found[name] if row["delta_ns"]]
         yield name, [cells(row) for row in rows]
     hints = [
-        [f"{hint['id']} {shown(hint['title'], 160)}", "", "", "", "", word]
+        [_named(f"{hint['id']} {hint['title']}", 164), "", "", "", "", word]
         for word in ("new", "gone")
         for hint in found["hints"][word]
     ]
@@ -68,7 +84,7 @@ def cells(row: Row) -> list[str]:
     noise = units.duration(row["noise_ns"])
     within = row["changed"] is False and row["delta_ns"] != 0
     return [
-        shown(row["name"], 80),
+        _named(row["name"], 80),
         units.duration(row["base_ns"]),
         units.duration(row["other_ns"]),
         f"({change})" if within else change,
@@ -134,7 +150,7 @@ _PAGE = """\
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { padding: 0.25rem 0.5rem; border-bottom: 1px solid #8884; text-align: left; }
-td:nth-child(n + 2):nth-child(-n + 5) { text-align: right; white-space: nowrap; }
+:is(th, td):nth-child(n + 2):nth-child(-n + 5) { text-align: right; white-space: nowrap; }
 td:first-child { overflow-wrap: anywhere; }
 .warn { border-left: 4px solid #c90; padding-left: 0.6rem; overflow-wrap: anywhere; }
 </style>
@@ -151,7 +167,11 @@ lies within the noise: three standard errors of the difference of the means.</p>
 <table>
 <tr>{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr>
 {% for row in rows %}
-<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+<tr>
+{% for cell in row %}
+<td{% if cell.whole is defined and cell.whole %} title="{{ cell.whole }}"{% endif %}>{{ cell }}</td>
+{% endfor %}
+</tr>
 {% endfor %}
 </table>
 {% endfor %}

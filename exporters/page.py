@@ -20,6 +20,7 @@ from rca_llm.exporters.verdict import (
     headline,
     judged,
     listed,
+    part_name,
     root_cause,
     saving_of,
     title,
@@ -142,7 +143,9 @@ def class_rows(summary: Summary, found: Judged, all_time: Judged) -> list[dict[s
             "whole": units.milliseconds(all_time.shares.get(name)),
             "whole_share": units.percent(all_time.share(name)),
             "hidden": units.milliseconds(given(summary["hidden"]).get(name)),
-            "parts": [part(*row, found) for row in found.largest_parts(name)],
+            "parts": [
+                part(*row, found, part_name(summary, row[0])) for row in found.largest_parts(name)
+            ],
             "cause": given(stats.get(name)).get("hint") and root_cause(summary, found, name),
         }
         for name in CLASSES
@@ -150,12 +153,13 @@ def class_rows(summary: Summary, found: Judged, all_time: Judged) -> list[dict[s
     ]
 
 
-def part(name: str, ns: int, found: Judged) -> dict[str, str]:
-    """One part with its words, time and share."""
+def part(name: str, ns: int, found: Judged, words: str | None = None) -> dict[str, str]:
+    """One part with its words, time and share; other words than its own where those are given."""
+    words = words or PARTS[name]
     share = units.percent(units.ratio(ns, found.total))
     value = units.milliseconds(ns)
-    about = f"{name}: {value}. {_sentence(PARTS[name])}"
-    return {"name": name, "words": PARTS[name], "value": value, "share": share, "about": about}
+    about = f"{name}: {value}. {_sentence(words)}"
+    return {"name": name, "words": words, "value": value, "share": share, "about": about}
 
 
 def _sentence(text: str) -> str:

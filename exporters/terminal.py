@@ -33,6 +33,9 @@ MOST_HINTS = 3
 MOST_FINDINGS = 6
 """Quality findings that are printed."""
 
+MOST_PLACE = 40
+"""Characters of the place of a finding that are printed."""
+
 COLOURS = {
     "compute": "blue",
     "communication": "yellow",
@@ -117,8 +120,17 @@ def _findings(summary: Summary) -> Iterator[Text]:
     for row in findings[:MOST_FINDINGS]:
         words = shown(row["code"]).replace("_", " ")
         about = shown(row.get("detail") or row.get("where") or "", 160)
-        line = f"{words} × {units.number(row['count'])}{': ' if about else ''}{about}"
+        place = _place(summary, row) if row.get("detail") else ""
+        line = f"{words} × {units.number(row['count'])}{place}{': ' if about else ''}{about}"
         yield Text.assemble(("data: ", "yellow"), line)
     if len(findings) > MOST_FINDINGS:
         more = len(findings) - MOST_FINDINGS
         yield Text(f"   … and {units.counted(more, 'more finding')} in the report")
+
+
+def _place(summary: Summary, row: Mapping[str, Any]) -> str:
+    """Where a finding was made, of one that several inputs may have."""
+    where = str(row.get("where") or "")
+    if len(summary["inputs"]) < 2 or not where:
+        return ""
+    return f" ({shown(where.rstrip('/').rpartition('/')[2], MOST_PLACE)})"

@@ -125,7 +125,7 @@ def headline(summary: Summary) -> str:
     if name == "unknown":
         return f"Most of {found.of} cannot be judged: {_because(found)}."
     share = units.percent(found.share(name))
-    return f"{title(name)} takes {share} of {found.of}{_mostly(found, name)}."
+    return f"{title(name)} takes {share} of {found.of}{_mostly(summary, found, name)}."
 
 
 def title(class_name: str) -> str:
@@ -133,12 +133,21 @@ def title(class_name: str) -> str:
     return "IO" if class_name == "io" else class_name.capitalize()
 
 
-def _mostly(found: Judged, name: str) -> str:
+def part_name(summary: Summary, part: str) -> str:
+    """A part in words; collectives of which no waiting is known may have waited or moved data."""
+    if part == "communication.collective" and not any(
+        given(row).get("wait_ns") for row in summary["collectives"]
+    ):
+        return "collectives (waiting or moving)"
+    return PARTS[part]
+
+
+def _mostly(summary: Summary, found: Judged, name: str) -> str:
     parts = found.largest_parts(name, 1)
     if not parts:
         return ""
     part, ns = parts[0]
-    return f", above all {PARTS[part]} ({units.percent(units.ratio(ns, found.total))})"
+    return f", above all {part_name(summary, part)} ({units.percent(units.ratio(ns, found.total))})"
 
 
 def _because(found: Judged) -> str:
@@ -191,7 +200,9 @@ def root_cause(summary: Summary, found: Judged, name: str) -> str:
             return shown(hint["title"])
     parts = found.largest_parts(name, 2)
     total = found.total
-    return ", ".join(f"{PARTS[part]} {units.percent(ns / total)}" for part, ns in parts)
+    return ", ".join(
+        f"{part_name(summary, part)} {units.percent(ns / total)}" for part, ns in parts
+    )
 
 
 def _first_hint(summary: Summary) -> str:

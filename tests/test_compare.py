@@ -213,3 +213,22 @@ def test_the_command_writes_both_outputs(
 
 def test_a_missing_side_is_wrong_usage(tmp_path: Path) -> None:
     assert main(["compare", events(tmp_path / "a.jsonl", MS)]) == 2
+
+
+def test_long_names_that_are_cut_alike_stand_whole_in_a_title() -> None:
+    row = {"base_ns": 1, "other_ns": 2, "delta_ns": 1, "noise_ns": None, "changed": None}
+    long = [comparison.cells(row | {"name": f"{'k' * 100}<{end}>"})[0] for end in "ab"]
+    assert long[0] == long[1]
+    found = compared(scene(seed=1), scene(seed=2))
+    found["kernels"] = [row | {"name": f"{'k' * 100}<{end}>"} for end in "ab"] + [
+        row | {"name": "short"}
+    ]
+    page = comparison.page(found)
+    for end in "ab":
+        assert f'<td title="{"k" * 100}&lt;{end}&gt;">' in page
+    assert "<td>short</td>" in page
+
+
+def test_heads_stand_over_their_numbers() -> None:
+    page = comparison.page(compared(scene(seed=1), scene(seed=2)))
+    assert ":is(th, td):nth-child(n + 2):nth-child(-n + 5) { text-align: right;" in page

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rca_llm import load
 from rca_llm.cli import COMMANDS
+from rca_llm.readers.events_tables import TYPES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -65,3 +67,27 @@ def test_every_module_of_the_core_is_on_the_map() -> None:
         if (place.is_dir() or place.suffix == ".py") and not place.name.startswith("_")
     }
     assert names <= words
+
+
+def test_the_example_of_the_event_format_is_read_as_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
+    path = tmp_path / "events.jsonl"
+    path.write_text(page.partition("```json\n")[2].partition("```")[0], encoding="utf-8")
+    found = load(path).attribute().summary
+    assert found["quality"] == []
+    (request,) = found["requests"]
+    assert (request["latency_ns"], request["ttft_ns"]) == (9_000_000, 5_000_000)
+    assert {name: ns for name, ns in request["parts"].items() if ns} == {
+        "compute.gemm": 2_980_000,
+        "compute.attention": 3_980_000,
+        "scheduling.queue": 1_000_000,
+        "scheduling.host": 1_000_000,
+        "scheduling.launch": 20_000,
+        "scheduling.other": 20_000,
+    }
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_every_type_of_event_is_documented(type: str) -> None:
+    page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
+    assert f'"type":"{type}"' in page or f"| `{type}` |" in page

@@ -6,7 +6,7 @@ import re
 from rich.console import Console
 
 from rca_llm.exporters import terminal, units
-from rca_llm.exporters.verdict import details, judged, whole
+from rca_llm.exporters.verdict import details, judged, part_name, whole
 from rca_llm.hints.model import Charge
 from rca_llm.report import Report
 from rca_llm.trace import Trace, merge
@@ -120,3 +120,23 @@ def test_an_engine_on_the_cpu_that_marks_no_compute_is_told_how() -> None:
     scene.span("compute", 1_000_000, 9_000_000, name="model")
     assert 'kind="compute"' not in printed(Trace([scene.build()]).attribute(), 200)
     assert 'kind="compute"' not in printed(trace().attribute(), 200)  # a GPU tells by itself
+
+
+def test_a_finding_names_its_file_among_several() -> None:
+    report = trace().attribute()
+    finding = {"code": "truncated", "count": 1, "where": "/job/r3.json", "detail": "ends early"}
+    report.summary["quality"] = [finding]
+    row = report.summary["inputs"][0]
+    report.summary["inputs"] = [row]
+    assert "truncated × 1: ends early" in printed(report)
+    report.summary["inputs"] = [row, row]
+    assert "truncated × 1 (r3.json): ends early" in printed(report)
+
+
+def test_collectives_without_known_waits_are_not_called_moving() -> None:
+    summary = trace().attribute().summary
+    summary["collectives"] = [{"wait_ns": None}]
+    assert part_name(summary, "communication.collective") == "collectives (waiting or moving)"
+    summary["collectives"] += [{"wait_ns": {"0": 0}}]
+    assert part_name(summary, "communication.collective") == "collectives: data moving"
+    assert part_name(summary, "communication.p2p") == "transfers between GPUs"

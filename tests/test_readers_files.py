@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import zstandard
 
 from rca_llm import readers
+from rca_llm.distributed.job import TOGETHER, analyse
 from rca_llm.errors import RcaError, UnreadableInput
 from rca_llm.readers.files import HEAD, source
 
@@ -157,8 +159,17 @@ def test_several_paths_are_one_job(tmp_path: Path) -> None:
 
 def test_a_directory_without_a_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing to see")
-    with pytest.raises(UnreadableInput, match="in this directory"):
+    (tmp_path / "empty").touch()
+    with pytest.raises(UnreadableInput, match=r"holds no trace; .* in this directory$"):
         readers.read(tmp_path)
+
+
+def test_a_large_directory_without_a_trace_is_refused_as_one(tmp_path: Path) -> None:
+    for number in range(TOGETHER + 1):
+        (tmp_path / f"{number}").touch()
+    with pytest.raises(UnreadableInput) as caught:
+        analyse([tmp_path], jobs=1)
+    assert re.search("holds no trace; .* in this directory$", str(caught.value))
 
 
 def test_a_rank_that_holds_nothing_is_told_and_the_others_are_read(tmp_path: Path) -> None:

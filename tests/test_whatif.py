@@ -340,3 +340,8 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(target.read_text())["window"]["saved_ns"] == 4 * MS
     assert "compute=0.5, io=0" in capsys.readouterr().out
     assert main(["whatif", str(file), "--set", "nonsense=1"]) == 2
+
+
+def test_a_setting_without_a_name_is_named() -> None:
+    with pytest.raises(RcaError, match=r"^--set =1: expected NAME=FACTOR; the name is missing$"):
+        factors(["=1"])

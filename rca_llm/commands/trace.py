@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rca_llm.commands.paths import PATH
+from rca_llm.errors import RcaError
 from rca_llm.launch import Options, trace
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -101,6 +102,8 @@ def command(
 
     CMD's input, output, signals and exit status pass through untouched: `rca-llm trace -- CMD…`.
     """
+    if output is not None and output.exists() and not output.is_dir():
+        raise RcaError(f"{output}: exists and is no directory; name another for the run with -o")
     max_bytes = None if max_size is None else int(max_size)
     options = Options(
         output,

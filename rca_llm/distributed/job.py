@@ -27,7 +27,7 @@ from rca_llm.distributed.survey import Ask, Survey, survey
 from rca_llm.errors import RcaError, UnreadableInput
 from rca_llm.hints.model import RULES
 from rca_llm.hints.thresholds import Thresholds
-from rca_llm.readers import load, reader_of
+from rca_llm.readers import EXPECTED, load, reader_of
 from rca_llm.readers.files import entries, source
 from rca_llm.readers.kineto_pieces import collection_paused
 from rca_llm.report import Report, whole
@@ -123,8 +123,19 @@ def _surveyed(
         else:
             found.append(outcome)
     if not any(one.timelines for one in found):
-        raise UnreadableInput(refused[0].detail if refused else "no rank in these inputs")
+        raise UnreadableInput(_nothing_in(given, refused))
     return found, refused
+
+
+def _nothing_in(given: Sequence[Given], refused: Sequence[Finding]) -> str:
+    """Why nothing can be analysed: of a directory of the user's, not of some file in it."""
+    details = [one.detail for one in refused]
+    if not all(one.listed for one in given):
+        return details[0] if details else "no rank in these inputs"
+    damaged = [text for text in details if not text.endswith("an empty file")]
+    first = f"; found {damaged[0]}" if damaged else ""
+    folder = os.path.dirname(given[0].path) if given else "these inputs"
+    return f"{folder}: byte 0: holds no trace; {EXPECTED} in this directory{first}"
 
 
 def _failure(path: str, error: Exception) -> str:

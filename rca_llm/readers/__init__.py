@@ -91,6 +91,7 @@ def _read_entries(directory: Source) -> Trace:
     """
     traces: list[Trace] = []
     refused: list[Finding] = []
+    damaged: list[str] = []
     for path in entries(directory.path):
         found = source(path)
         reader = reader_of(found)
@@ -100,11 +101,12 @@ def _read_entries(directory: Source) -> Trace:
         try:
             traces += [] if reader is None else [reader.read(found)]
         except UnreadableInput as error:
-            refused.append(Finding("truncated", 1, path, str(error)))
+            damaged.append(str(error))
+            refused.append(Finding("truncated", 1, path, damaged[-1]))
     if not traces:
-        what = refused[0].detail if refused else "none"
+        first = f"; found {damaged[0]}" if damaged else ""
         raise UnreadableInput(
-            f"{directory.path}: byte 0: {EXPECTED} in this directory; found {what}"
+            f"{directory.path}: byte 0: holds no trace; {EXPECTED} in this directory{first}"
         )
     trace = merge(traces)
     trace.findings += refused

@@ -29,6 +29,8 @@ def factors(settings: Sequence[str]) -> dict[str, float]:
     names: set[str] = set()
     for setting in sorted(settings, key=lambda one: "." in one.partition("=")[0]):
         name, _, text = setting.partition("=")
+        if not name:
+            raise RcaError(f"--set {setting}: expected NAME=FACTOR; the name is missing")
         parts = [p for p in PARTS if name in (p, p.partition(".")[0]) and p not in DERIVED]
         if name in DERIVED:
             raise RcaError(f"{name} follows from the other parts and cannot be set")
