@@ -60,7 +60,7 @@ PARTS: Mapping[str, str] = {
     "scheduling.graph_capture": "capturing a CUDA graph",
     "scheduling.other": "idle time that no record explains",
     "unknown.not_traced": "the device was not traced",
-    "unknown.not_recorded": "graph replays without records",
+    "unknown.not_recorded": "a pause of the trace, or graph replays without records",
 }
 """What every part of the partition is, in words that fit after a number."""
 

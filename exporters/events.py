@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from rca_llm.exporters.records import Record, records
 from rca_llm.quality import repair
-from rca_llm.trace import COPY_KINDS, CUT, MEMORY_KINDS, PARTIAL, Finding, Header, Timeline, Trace
+from rca_llm.trace import (
+    COPY_KINDS,
+    CUT,
+    MEMORY_KINDS,
+    PARTIAL,
+    PAUSES,
+    Finding,
+    Header,
+    Timeline,
+    Trace,
+)
 
 if TYPE_CHECKING:
     from rca_llm.report import Report
@@ -102,6 +112,7 @@ def header_of(timeline: Timeline, findings: list[Finding]) -> Record:
         "devices": [vars(device) for device in timeline.devices],
         "findings": [vars(finding) for finding in [*findings, *_lasting(timeline)]],
         "graph_level": header.graph_level,
+        **({PAUSES: header.extra[PAUSES]} if header.extra.get(PAUSES) else {}),
         "tool": timeline.input.tool,
         "tool_version": timeline.input.tool_version,
     }

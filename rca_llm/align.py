@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rca_llm.attribute import pauses
 from rca_llm.attribute.ranks import FIRST_RANK, find_ranks
 from rca_llm.table import NO_TEXT, Array, Ints, Table, known
-from rca_llm.trace import TABLES, Clock, Finding, Timeline, Trace
+from rca_llm.trace import PAUSES, TABLES, Clock, Finding, Timeline, Trace
 
 CLOCK_STEP_NS = 1_000_000
 """Anchors that disagree by more than this tell of a stepped clock."""
@@ -113,8 +114,9 @@ def shift(timeline: Timeline, offset: int) -> None:
 
 
 def warp(timeline: Timeline, correct: Correction) -> None:
-    """Correct every known time of a timeline."""
+    """Correct every known time of a timeline, those of its pauses too."""
     timeline.history.append(correct)
+    _move_pauses(timeline.header.extra, correct)
     for name, table in timeline.tables.items():
         moved = {
             column: np.where(known(values), values + correct.correction(values), values)
@@ -122,6 +124,17 @@ def warp(timeline: Timeline, correct: Correction) -> None:
             if TABLES[name][column] == "time"
         }
         timeline.tables[name] = table.with_columns(**moved)
+
+
+def _move_pauses(extra: dict[str, Any], correct: Correction) -> None:
+    """Correct the pauses of a header; one that never ended does not end now."""
+    pairs = pauses.pairs(extra.get(PAUSES))
+    if not pairs:
+        return
+    times = np.array(pairs, np.int64)
+    lasting = times != pauses.NEVER
+    moved = times + np.where(lasting, correct.correction(times.ravel()).reshape(times.shape), 0)
+    extra[PAUSES] = [(start, end) for start, end in moved.tolist()]
 
 
 def edges(timeline: Timeline) -> tuple[int, int]:
@@ -186,8 +199,16 @@ def absorb(target: Timeline, other: Timeline) -> None:
     target.findings += other.findings
     target.devices += other.devices
     target.header.extra.setdefault("side_files", []).append(other.input)
+    _join_pauses(target.header.extra, other.header.extra)
     target.header.graph_level = target.header.graph_level or other.header.graph_level
     target.header.engine = target.header.engine or other.header.engine
+
+
+def _join_pauses(extra: dict[str, Any], more: dict[str, Any]) -> None:
+    """Add the pauses of an absorbed timeline: what it would have told of them is not known."""
+    added = pauses.pairs(more.get(PAUSES))
+    if added:
+        extra[PAUSES] = [*pauses.pairs(extra.get(PAUSES)), *added]
 
 
 def _recoded(name: str, table: Table, codes: Array) -> Table:

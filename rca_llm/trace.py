@@ -251,6 +251,8 @@ class Header:
 
 PARTIAL = "partial"
 """Key in `Header.extra`: the input tells of collectives alone, not what devices and threads did."""
+PAUSES = "gaps"
+"""Key in `Header.extra`: begin and end of each pause of a whole run, on the timeline's clock."""
 CUT = "cut"
 """Key in `Header.extra`: the input ends early, and what is missing may be device work."""
 SWITCHED_OFF = "recording was switched off for a while"

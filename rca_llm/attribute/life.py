@@ -73,9 +73,16 @@ class Life:
 
 
 def life(
-    request: Request, recording: Recording, partition: RankPartition, segments: Segments
+    request: Request,
+    recording: Recording,
+    partition: RankPartition,
+    segments: Segments,
+    untold: Pieces = intervals.EMPTY,
 ) -> Life | None:
-    """Partition a request's time; None where its arrival is not known."""
+    """Partition a request's time; None where its arrival is not known.
+
+    `untold` are pieces, by part, in which nobody recorded what it waits for.
+    """
     if request.arrival is None:
         return None
     end = request.finished if request.finished is not None else partition.rank.end
@@ -99,7 +106,8 @@ def life(
         found = found.told(apart.queued(), [HOST, COMPUTE])
         found = found.told(touched.own_computing(recording, request.id, request.arrival, end))
     own = touched.own_threads(recording, request.id, request.arrival, end, alone=alone)
-    return _life(recording, request, member, found.told(own, [OTHER]).joined(), apart.waits)
+    found = found.told(own, [OTHER]).told(untold)
+    return _life(recording, request, member, found.joined(), apart.waits)
 
 
 def _life(

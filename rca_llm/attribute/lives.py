@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rca_llm.attribute import pauses
 from rca_llm.attribute.job import Job
 from rca_llm.attribute.life import Life, life
 from rca_llm.attribute.requests import Request, requests_of
@@ -23,7 +24,8 @@ def lives_in(job: Job) -> tuple[list[Request], list[Life]]:
             continue
         seen.update((recording.timeline.header.job, request.id) for request in fresh)
         view = engine_view(job.ranks, number, job.collectives)
-        found = [life(request, recording, partition, view) for request in fresh]
+        untold = pauses.untold(recording.timeline, view.shared.pieces)
+        found = [life(request, recording, partition, view, untold) for request in fresh]
         requests += fresh
         lives += [one for one in found if one is not None]
     requests.sort(key=lambda request: request.arrival or 0)

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from rca_llm import intervals
-from rca_llm.attribute import device, host, step_work, steps
+from rca_llm.attribute import device, host, pauses, step_work, steps
 from rca_llm.attribute.codes import GRAPH_LAUNCH, SYNC, call_codes
 from rca_llm.attribute.device import Activity
 from rca_llm.attribute.host import HostRecords
@@ -191,7 +191,7 @@ def _with_steps(
 
 
 def _idle(recording: Recording, rank: Rank, gaps: tuple[Ints, Ints], current: Pieces) -> Pieces:
-    """The part of every idle instant: replays nobody recorded, else what the host did."""
+    """The part of every idle instant: pauses and replays nobody recorded, else the host's."""
     if not len(gaps[0]):
         return intervals.EMPTY
     threads = _responsible(recording, rank, gaps[1])
@@ -202,9 +202,10 @@ def _idle(recording: Recording, rank: Rank, gaps: tuple[Ints, Ints], current: Pi
         threads = np.where(intervals.at(current, gaps[0]) < 0, engine, threads)
     explained = host.explain(recording.host, gaps, threads, engine)
     lost = host.within(_unrecorded(recording, rank), gaps)
-    if not len(lost):
+    paused = host.within(pauses.unknown(recording.timeline), gaps)
+    if not len(lost) and not len(paused):
         return explained
-    pieces, _ = intervals.overlay([lost, explained], rank.start, rank.end)
+    pieces, _ = intervals.overlay([paused, lost, explained], rank.start, rank.end)
     return pieces.take(np.flatnonzero(pieces.label != NO_PART))
 
 
@@ -281,7 +282,10 @@ def unrecorded_graphs(recording: Recording) -> int:
 def _hidden(
     recording: Recording, rank: Rank, activity: Activity, segments: Segments
 ) -> dict[str, int]:
-    """For each class, how long something of it ran while another part was charged."""
+    """For each class, how long something of it ran while another part was charged.
+
+    What a record says of a pause is neither charged nor hidden: nobody knows what it hid behind.
+    """
     records = recording.host
     mine = np.array([process in rank.processes for process, _ in records.threads], bool)
     rows = np.flatnonzero(mine[records.thread]) if len(records.thread) else records.thread
@@ -289,6 +293,7 @@ def _hidden(
     end = np.concatenate([activity.end, records.end[rows]])
     group = CLASS_OF[np.concatenate([activity.part, records.part[rows]])]
     charged = CLASS_OF[segments.part]
+    paused = pauses.within(recording.timeline, segments.pieces)
     found: dict[str, int] = {}
     for name in ("communication", "io", "scheduling"):
         own, paid = group == CLASSES.index(name), charged == CLASSES.index(name)
@@ -297,6 +302,9 @@ def _hidden(
             np.clip(end[own], rank.start, rank.end),
         )
         total = int((ran[1] - ran[0]).sum())
-        paid_for = intervals.union(segments.start[paid], segments.end[paid])
+        paid_for = intervals.union(
+            np.concatenate([segments.start[paid], paused.start]),
+            np.concatenate([segments.end[paid], paused.end]),
+        )
         found[name] = total - intervals.common(ran, paid_for)
     return found

@@ -13,7 +13,7 @@ import numpy as np
 
 from rca_llm import __version__, hints
 from rca_llm.align import align
-from rca_llm.attribute import clocks, device
+from rca_llm.attribute import clocks, device, pauses
 from rca_llm.attribute import collectives as comm
 from rca_llm.attribute import job as jobs
 from rca_llm.attribute.collective_parts import Part, parts_of
@@ -192,11 +192,12 @@ def _known(value: T | None) -> T:
 
 
 def _cuts(timelines: Sequence[Timeline], matched: Sequence[Collective]) -> Iterator[int]:
-    """Times between which the job asks ranks for sums: arrivals, and turns of requests."""
+    """Times between which the job asks ranks for sums: arrivals, turns of requests, pauses."""
     for one in matched:
         if one.complete:
             yield from sorted(part.start for part in one.parts)[-2:]
     for timeline in timelines:
+        yield from np.concatenate(pauses.pauses_of(timeline)).tolist()
         for request in requests_of(timeline):
             times = (request.arrival, request.scheduled, request.first_token, request.finished)
             yield from (time for time in times if time is not None)

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from rca_llm import intervals
+from rca_llm.attribute import pauses
 from rca_llm.attribute.calls import operation
 from rca_llm.attribute.codes import GRAPH_LAUNCH, LAUNCH
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
 from rca_llm.hints import records
-from rca_llm.hints.case import Case, rank_rows, used
+from rca_llm.hints.case import Case, Spans, rank_rows, used
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.wording import name, percent, plural, readable, time
 from rca_llm.intervals import Pieces
@@ -137,7 +138,10 @@ def records_lost(case: Case) -> Hint | None:
     return Hint(
         _loss_title(cut, words, certain=certain),
         "high" if certain else "medium",
-        case.charge(("unknown.not_recorded", *(["unknown.not_traced"] if _only_cut(case) else []))),
+        case.charge(
+            ("unknown.not_recorded", *(["unknown.not_traced"] if _only_cut(case) else [])),
+            _unpaused(case),
+        ),
         {
             "inputs_cut": len(cut),
             "dropped_records": dropped,
@@ -167,6 +171,19 @@ def _only_cut(case: Case) -> bool:
     """Whether no rank is without device records but those whose input ends early."""
     blind = [row["detail"] for row in _findings(case, "not_traced")]
     return bool(blind) and set(blind) == {CUT_INPUT} and not _findings(case, "missing_rank")
+
+
+_ALL_TIME = (-(2**61), 2**62)
+"""All instants that a trace may hold, ns; sums of such times fit into 64 bits."""
+
+
+def _unpaused(case: Case) -> Spans | None:
+    """When the recordings were not paused, as somebody asked for; None where none was."""
+    spans = [pauses.pauses_of(recording.timeline) for recording in case.job.recordings]
+    start, end = (np.concatenate(times) for times in zip(*spans, strict=True))
+    if not len(start):
+        return None
+    return intervals.complement(*intervals.union(start, end), *_ALL_TIME)
 
 
 def _is_loss(finding: dict[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from rca_llm.readers import run_aliases, run_header, run_manifest, run_stacks, r
 from rca_llm.readers.files import Source, entries, is_url, source
 from rca_llm.readers.segments import Segment, parse
 from rca_llm.run import TABLES
-from rca_llm.trace import Input, Timeline, Trace
+from rca_llm.trace import PAUSES, Input, Timeline, Trace
 
 
 def matches(found: Source) -> bool:
@@ -44,7 +44,7 @@ def read(found: Source) -> Trace:
 
 
 def _why_empty(timeline: Timeline) -> str:
-    if timeline.header.extra.get("gaps"):
+    if timeline.header.extra.get(PAUSES):
         return "recording was not switched on (rca-llm ctl RUN start)"
     return "is it Python 3.7 or later, without -I, -E, -S or a wiped environment?"
 

@@ -11,7 +11,7 @@ from rca_llm.probes import format as layout
 from rca_llm.readers import run_calls
 from rca_llm.readers.segments import Segment, pauses
 from rca_llm.table import UNKNOWN, Table
-from rca_llm.trace import PROCESSES, SWITCHED_OFF, THREADS, Header, Timeline
+from rca_llm.trace import PAUSES, PROCESSES, SWITCHED_OFF, THREADS, Header, Timeline
 
 _TOLD = ("command", "kernel", "options", "status")
 """What the manifest says of how a run was made; secrets left the command when it was written."""
@@ -32,7 +32,7 @@ def describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, An
         extra={
             **header.extra,
             **{key: manifest.get(key) for key in _TOLD},
-            "gaps": pauses(segments),
+            PAUSES: pauses(segments),
             "probes": _probes(segments),
             "neighbours": {str(pid): text for pid, _, text in _told(segments, "neighbour")},
             "short_calls": run_calls.short_calls(segments),
@@ -42,7 +42,7 @@ def describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, An
     processes = _processes(timeline, segments, traced)
     timeline.add("processes", _with_life(processes, segments, manifest))
     timeline.add("threads", _thread_names(timeline, segments, traced))
-    gaps = len(timeline.header.extra["gaps"])
+    gaps = len(timeline.header.extra[PAUSES])
     timeline.note("dropped_records", gaps, "run", SWITCHED_OFF)
 
 
