@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rca_llm.attribute.parts import PARTS
+from rca_llm.exporters import prediction
 from rca_llm.readers import load
 from rca_llm.trace import Trace
 from rca_llm.whatif import DERIVED, whatif
@@ -138,6 +139,8 @@ def test_what_no_thread_of_the_replay_did_is_not_predicted() -> None:
     assert found["not_predicted"] == ["io.file"]
     assert found["latency"]["mean"]["replayed_ns"] is None
     assert found["requests"][0]["new_latency_ns"] is None
+    told = {name: cells for name, *cells in prediction.rows(found)}
+    assert told["latency, mean"][1:] == ["not predicted", "", ""]
     both = answer(beside_steps(), io__file=0, compute__gemm=0.5)
     assert both["not_predicted"] == ["io.file"]
     assert both["latency"]["mean"]["saved_ns"] > 0
