@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from .looks import look
+from .recorder import FAULTS
 from .span import request_id, span
 
 TYPE_CHECKING = False
@@ -17,22 +18,42 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
+_EXECUTOR = "concurrent.futures.thread"
+_POOLS = (_EXECUTOR, "anyio._backends._asyncio", "trio._core._thread_cache")
+"""Modules whose threads take work from a queue for as long as they live, each piece of it given
+its request by the wrappers below: the request in whose scope such a thread is started only came
+first."""
+
 _wrapped: set[str] = set()
 
 
 def follow() -> None:
     """Wrap what starts threads and gives work to pools, each once it is imported.
 
-    Imports nothing: a program that never uses threads should not pay for them. Pools that asyncio
-    uses (``to_thread``, ``run_in_executor``) are those of ``concurrent.futures``.
+    Imports nothing that a program which never uses threads would pay for. Pools that asyncio uses
+    (``to_thread``, ``run_in_executor``) are those of ``concurrent.futures``.
     """
     if len(_wrapped) == len(_TARGETS):
         return
     for module, wrap in _TARGETS:
-        loaded = sys.modules.get(module)
-        if loaded is not None and module not in _wrapped:
+        loaded = None if module in _wrapped else _loaded(module)
+        if loaded is not None:
             _wrapped.add(module)
             wrap(loaded)
+
+
+def _loaded(module: str) -> Any:
+    """A module where it is imported, or where it is about to be.
+
+    ``concurrent.futures`` imports its threads as late as with the first work for a pool, which is
+    too late to follow that work. At the end of an interpreter they refuse to be imported.
+    """
+    if module == _EXECUTOR and "concurrent.futures" in sys.modules:
+        try:
+            __import__(module)
+        except (ImportError, OSError, RuntimeError, *FAULTS):
+            return None
+    return sys.modules.get(module)
 
 
 def _wrap_start(threading: Any) -> None:
@@ -41,11 +62,17 @@ def _wrap_start(threading: Any) -> None:
 
     def start_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = request_id.get()
-        if request is not None:
+        if request is not None and not _is_worker(self):
             self.run = _inside(request, self.run)
         return start(self, *args, **kwargs)
 
     _replace(thread, "start", start, start_in_scope)
+
+
+def _is_worker(thread: Any) -> bool:
+    """Whether a thread is a pool's, by its class or by what it runs."""
+    target: Any = getattr(thread, "_target", None)
+    return type(thread).__module__ in _POOLS or getattr(target, "__module__", None) in _POOLS
 
 
 def _wrap_submit(pools: Any) -> None:
@@ -109,6 +136,6 @@ def _replace(owner: Any, name: str, old: Any, new: Any) -> None:
 
 _TARGETS = (
     ("threading", _wrap_start),
-    ("concurrent.futures.thread", _wrap_submit),
+    (_EXECUTOR, _wrap_submit),
     ("anyio.to_thread", _wrap_run_sync),
 )

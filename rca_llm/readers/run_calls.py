@@ -43,6 +43,13 @@ _OWN = re.compile(r"/proc/(thread-self|\d+/task/\d+)/schedstat")
 """What our own looks at a thread read. A look that takes long was interrupted: the thread waited
 for a CPU then, and for no file."""
 
+_SEGMENT = re.compile(rf"/{layout.SEGMENTS_NAME}/\d+-\d+-\d+-\d+\{layout.SEGMENT_SUFFIX}$")
+"""What our own recorder opens and writes, a file for each of its blocks."""
+
+WAKING_BYTES = 8
+"""A write of no more bytes to a pipe or local socket wakes somebody up, as event loops do with one
+byte to a pair of their own and eventfd with eight: it is no message that took work to write."""
+
 _CALLERS = {
     "file": ("log", "kv_transfer", "load"),
     "serialize": ("log", "kv_transfer", "network"),
@@ -75,7 +82,8 @@ def calls(segment: Segment, codes: Codes, strings: Strings) -> Table:
     more, whole = segment.followers(places, layout.MORE)
     places, more = places[whole], more[whole]
     path = coded(codes, cells["c"][more])
-    foreign = ~_is_own(strings, path)
+    waking = _wakes(strings, coded(codes, cells["d"][places]), cells["b"][more])
+    foreign = ~_is_own(strings, path) & ~waking
     places, more, path = places[foreign], more[foreign], path[foreign]
     kind = coded(codes, cells["d"][places])
     return Table(
@@ -107,10 +115,21 @@ def _by_path(strings: Strings, kind: Array, path: Array) -> Array:
 
 
 def _is_own(strings: Strings, path: Array) -> Array:
-    """Which calls are those of our own looks."""
+    """Which calls are those of our own looks and of our own recorder."""
     used = np.unique(path[path >= 0]).tolist()
-    own = [code for code in used if _OWN.fullmatch(strings[code])]
+    own = [code for code in used if is_own(strings[code])]
     return np.asarray(np.isin(path, own))
+
+
+def is_own(path: str) -> bool:
+    """Whether a path is one that only we read or write, none of the program's."""
+    return bool(_OWN.fullmatch(path) or _SEGMENT.search(path))
+
+
+def _wakes(strings: Strings, kind: Array, size: Array) -> Array:
+    """Which calls send so little to a pipe or local socket that they only wake somebody up."""
+    sent = (kind == strings.find("serialize")) & (kind >= 0)
+    return np.asarray(sent & (size >= 0) & (size <= WAKING_BYTES))
 
 
 def kind_of_path(path: str) -> str:
@@ -175,7 +194,7 @@ def short_calls(segments: list[Segment]) -> list[dict[str, Any]]:
             cell, rest = segment.cells[place], segment.cells[behind]
             kind = segment.names.get(int(cell["d"]), "")
             path = segment.names.get(int(rest["c"]))
-            if _OWN.fullmatch(path or ""):
+            if is_own(path or ""):
                 continue
             key = segment.pid, kind, path
             values = int(rest["a"]), int(rest["b"]), int(cell["b"])
