@@ -13,8 +13,8 @@ CLASSES: Mapping[str, str] = {
     "neither compute nor communication runs.",
     "scheduling": "Nothing computes, and neither communication nor IO is the reason: queue, host "
     "code, launches, synchronisation, preemption, garbage collection and the like.",
-    "unknown": "Time nobody may judge: the GPU was not traced, or its graph replays were not "
-    "recorded. It is not idle time.",
+    "unknown": "Time nobody may judge: the GPU was not traced, or what it did was not recorded, or "
+    "its records are missing. It is not idle time.",
 }
 """The five classes of the partition."""
 
@@ -60,7 +60,8 @@ PARTS: Mapping[str, str] = {
     "scheduling.graph_capture": "capturing a CUDA graph",
     "scheduling.other": "idle time that no record explains",
     "unknown.not_traced": "the device was not traced",
-    "unknown.not_recorded": "a pause of the trace, or graph replays without records",
+    "unknown.not_recorded": "a pause of the trace, an input that ends early, or graph replays "
+    "without records",
 }
 """What every part of the partition is, in words that fit after a number."""
 

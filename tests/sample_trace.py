@@ -167,7 +167,7 @@ def _requests(timeline: Timeline, shape: Shape, starts: np.ndarray, step_ns: int
     ids = strings.codes([f"{shape.prefix}request-{n}" for n in range(shape.requests)])
     each = max(shape.steps // max(shape.requests, 1), 1)
     batch: dict[str, list[int]] = {"step": [], "request": [], "phase": [], "tokens": []}
-    columns: dict[str, list[int]] = {name: [] for name in REQUESTS}
+    columns: dict[str, list[int]] = {name: [] for name in REQUESTS if not name.startswith("home_")}
     tokens: dict[str, list[int]] = {"request": [], "t": []}
     for number, code in enumerate(ids.tolist()):
         first = min(number * each, shape.steps - 1)
@@ -191,8 +191,8 @@ def _requests(timeline: Timeline, shape: Shape, starts: np.ndarray, step_ns: int
             "output_tokens": last - first + 1,
             "status": strings.code("finished"),
         }
-        for name in REQUESTS:
-            columns[name].append(values[name])
+        for name, value in values.items():
+            columns[name].append(value)
     timeline.add("requests", Table(REQUESTS, columns))
     timeline.add("batch", Table(BATCH, batch))
     timeline.add("tokens", Table(TOKENS, tokens))

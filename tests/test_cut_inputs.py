@@ -119,3 +119,11 @@ def test_exports_stay_cut(tmp_path: Path, exporter: Any, kept: int) -> None:
     target = tmp_path / f"again{exporter.suffix}"
     exporter.write(report, target)
     assert summary(target)["parts"] == report.summary["parts"]
+
+
+def test_an_export_that_ends_early_lacks_device_work_too(tmp_path: Path) -> None:
+    target = tmp_path / "again.jsonl"
+    events.write(load(kineto(tmp_path / "whole.json", 0)).attribute(), target)
+    text = target.read_text()
+    target.write_text(text[: text.index('"kernel"')])
+    assert set(parts(summary(target))) == {"unknown.not_traced"}

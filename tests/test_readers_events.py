@@ -14,6 +14,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rca_llm import load
 from rca_llm.errors import UnreadableInput
 from rca_llm.quality import repair
 from rca_llm.readers import events
@@ -352,3 +353,15 @@ def test_any_record_at_all(records: list[dict[str, Any]], data: st.DataObject) -
 def test_integers_are_kept_exactly(values: list[int | None]) -> None:
     found = Values(Strings()).ints(values, "x").tolist()
     assert found == [UNKNOWN if value is None else value for value in values]
+
+
+@pytest.mark.parametrize("key", ["threads", "short_calls", "side_files", "gaps", "devices"])
+@pytest.mark.parametrize("value", [5, "x", [1], [{}], {"a": 1}, True])
+def test_a_header_may_say_anything_where_other_readers_keep_rows(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    header = {"type": "header", "schema": "rca-llm/events/1", "clock": "utc", key: value}
+    span = {"type": "span", "pid": 1, "tid": 1, "name": "a", "start": 5, "end": 9}
+    path = tmp_path / "events.jsonl"
+    path.write_text(json.dumps(header) + "\n" + json.dumps(span) + "\n")
+    assert load(path).attribute().summary["totals"]["ranges"] == 1

@@ -10,7 +10,7 @@ from rca_llm.readers.events_lines import Lines, mended
 from rca_llm.readers.events_tables import TYPES, Builder
 from rca_llm.readers.events_values import as_dict
 from rca_llm.readers.files import Source
-from rca_llm.trace import Trace
+from rca_llm.trace import CUT, Trace
 
 _SCHEMA = "rca-llm/events/"
 _HEADER_LINES = 16
@@ -41,7 +41,10 @@ def read(source: Source) -> Trace:
         for records in lines:
             builder.add(records)
         lines.note(builder.timeline, stream.truncated)
+    early = any(finding.code == "truncated" for finding in builder.timeline.findings)
     timeline = builder.finished()
+    if early and timeline.devices:  # only exports name devices, and hold one table after another
+        timeline.header.extra[CUT] = True
     if not timeline.input.events:
         raise UnreadableInput(f"{source.path}: byte {lines.size}: expected events; found none")
     return Trace([timeline])

@@ -221,9 +221,13 @@ class Builder:
             header.utc = first is not None and first >= _UTC_SINCE
 
 
+_NOT_KEPT = ("type", "schema", "threads", "short_calls", "side_files")
+"""Keys of a header that stay out of `Header.extra`, where those of our own readers hold rows."""
+
+
 def _fill_header(header: Header, record: Record) -> None:
     """Take over what a header says; keys that nobody knows go to `extra`."""
-    rest = {key: value for key, value in record.items() if key not in ("type", "schema")}
+    rest = {key: value for key, value in record.items() if key not in _NOT_KEPT}
     for key in ("job", "same_rank_as", "host", "nccl", "engine"):
         if isinstance(rest.get(key), str):
             setattr(header, key, rest.pop(key))
