@@ -108,6 +108,16 @@ def test_apart_and_together_agree(ranks: list[Path], pool: Workers) -> None:
         assert found[0] == found[1], id
 
 
+def test_pauses_agree_apart_and_together(tmp_path: Path, pool: Workers) -> None:
+    """What is kept of a rank's pieces says which of them lie in a pause."""
+    paused = [[BASE + 2_500 * US, BASE + 6_100 * US], [BASE + 15_200 * US, 2**63 - 1]]
+    paths = [rank_file(tmp_path, number, gaps=paused) for number in range(RANKS)]
+    one, other = load(*paths).attribute().summary, apart(paths, pool)
+    for name in ("parts", "requests", "ranks", "steps"):
+        assert other[name] == one[name], name
+    assert all(row["parts"]["unknown.not_recorded"] > 0 for row in one["requests"])
+
+
 @pytest.mark.skipif(not MULTI_RANK.is_dir(), reason="no recorded traces in ../shared/data")
 def test_recorded_ranks_agree_apart_and_together(pool: Workers) -> None:
     paths = sorted(MULTI_RANK.glob("*megatron*"))

@@ -88,6 +88,18 @@ def test_what_was_launched_in_a_pause_is_left_out_and_counted(vllm: Recorded) ->
     assert dropped == {SWITCHED_OFF: 3, DEVICE_OFF: 20, CALLS_OFF: 21}
 
 
+def test_the_pause_within_the_window_is_unknown_to_the_nanosecond(vllm: Recorded) -> None:
+    """One pause ended before the first record, one began after the last."""
+    summary = vllm.report.summary
+    paused = vllm.report.trace.timelines[0].header.extra[PAUSES]
+    window = summary["window"]
+    (inside,) = [(a, b) for a, b in paused if window["start_ns"] < b and a < window["end_ns"]]
+    assert summary["parts"]["unknown.not_recorded"] == inside[1] - inside[0] == 228_963_697
+    assert sum(summary["parts"].values()) == window["span_ns"]
+    for row in [*summary["steps"], *vllm.requests.values()]:
+        assert row["shares"]["unknown"] == 0
+
+
 def test_decodes_replay_one_graph_and_prefills_one_a_piece(vllm: Recorded) -> None:
     recording = partition.prepare(vllm.report.trace.timelines[0])
     _, work = partition.activities(recording, recording.ranks[0])
