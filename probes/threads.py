@@ -10,7 +10,7 @@ import sys
 
 from .looks import look
 from .recorder import FAULTS
-from .span import request_id, span
+from .span import request_id, span, suspendable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _wrap_submit(pools: Any) -> None:
     def submit_in_scope(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         request = request_id.get()
         if request is not None:
-            function = _inside(request, function)
+            function = _queued(request, function)
         return submit(self, function, *args, **kwargs)
 
     _replace(pool, "submit", submit, submit_in_scope)
@@ -95,10 +95,26 @@ def _wrap_run_sync(to_thread: Any) -> None:
     def run_sync_in_scope(func: Any, *args: Any, **kwargs: Any) -> Any:
         request = request_id.get()
         if request is not None:
-            func = _inside(request, func)
+            func = _queued(request, func)
         return run_sync(func, *args, **kwargs)
 
     _replace(to_thread, "run_sync", run_sync, run_sync_in_scope)
+
+
+def _queued(request: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function in the scope of a request, which waits for a worker from now on."""
+    waiting, inside = suspendable("wait for a worker", "queue", request), _inside(request, function)
+    waiting.__enter__()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        waiting.__exit__(None, None, None)
+        try:
+            return inside(*args, **kwargs)
+        except BaseException as error:
+            error.__traceback__ = beneath(error)
+            raise
+
+    return call
 
 
 def _inside(request: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rca_llm.trace import Timeline
+from rca_llm.trace import Timeline, Trace
+from tests.scenes import MS
 from tests.traced import trace_code
 
 EXECUTOR = """
@@ -73,3 +74,25 @@ def test_every_piece_of_work_is_one_span_of_its_request(
     assert [id for id, _, _ in work] == list(requests)
     # One after the other: no worker's life covers what it did for others, nor its idle time.
     assert all(one[2] <= other[1] for one, other in pairwise(work))
+
+
+BUSY = """
+import concurrent.futures, time
+from rca_llm import request, span
+def compute():
+    with span("piece", kind="compute"):
+        time.sleep(0.2)
+with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with request("A"):
+        first = pool.submit(compute)
+    with request("B"):
+        pool.submit(compute).result()
+"""
+
+
+@pytest.mark.clocks
+def test_a_request_waits_for_the_worker_that_computes_for_another(tmp_path: Path) -> None:
+    rows = Trace([trace_code(tmp_path, BUSY).timeline()]).attribute().summary["requests"]
+    (parts,) = [row["parts"] for row in rows if row["id"] == "B"]
+    assert 150 * MS <= parts["scheduling.queue"] <= 250 * MS, parts
+    assert 150 * MS <= parts["compute.cpu"] <= 250 * MS, parts
