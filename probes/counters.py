@@ -71,6 +71,8 @@ COUNTERS: dict[str, tuple[float, tuple[str, ...]]] = {
         (
             "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
             f"l1tex__t_sectors_{_LOADS} / l1tex__t_requests_{_LOADS}",
+            "l1tex__t_sectors.sum / l1tex__t_requests.sum",
+            "l1tex__t_sectors.sum / l1tex__lsuin_requests.sum",
         ),
     ),
     "gpu.nvlink_rx_bytes_s": (1.0, ("nvlrx__bytes.sum.per_second",)),
@@ -153,12 +155,11 @@ class Device:
         self.clock = Clock(context)
         self.metrics: list[str] = []
         self.lost = 0
-        self._collector = sampling.Collector(index)
-        self._collector.enable()
+        self._sampling = sampling
         self._names: list[tuple[str, ...]] = []
+        self._collector: Any = None
         self._choose()
-        self._configure(self._names)
-        self._collector.start()
+        self._collector = self._begun(self._names)
 
     def _choose(self) -> None:
         """Take every counter that can be sampled in one pass with those before it."""
@@ -172,31 +173,41 @@ class Device:
         if not self._names:
             raise RuntimeError("no counter can be sampled")
 
+    def _begun(self, names: list[tuple[str, ...]]) -> Any:
+        """A collector that samples some counters; raises where they do not fit into one pass.
+
+        Every choice has a collector of its own: one that was configured again crashed (libcupti
+        13.5 on an H200).
+        """
+        collector = self._sampling.Collector(self.index)
+        collector.enable()
+        try:
+            collector.configure(
+                metrics=[part for name in names for part in name],
+                sampling_interval=INTERVAL_NS,
+                hardware_buffer_size=HARDWARE_BYTES,
+            )
+            collector.start()
+        except Exception:
+            collector.disable()
+            raise
+        return collector
+
     def _samples(self, names: list[tuple[str, ...]]) -> bool:
         """Whether some counters fit into one pass, and samples of them come."""
         try:
-            self._configure(names)
-            self._collector.start()
+            collector = self._begun(names)
+        except (PermissionError, MemoryError):
+            raise
         except Exception:  # cupti-python has errors of its own, made when it is imported
             return False
         try:
-            return any(self._look() for _ in range(TRIALS))
+            return any(_look(collector) for _ in range(TRIALS))
         except Exception:  # as above
             return False
         finally:
-            self._collector.stop()
-
-    def _look(self) -> bool:
-        """Whether samples have come after a moment."""
-        sleep(TRIAL_S)
-        return any(one.end_timestamp for one in self._collector.decode(MOST_SAMPLES))
-
-    def _configure(self, names: list[tuple[str, ...]]) -> None:
-        self._collector.configure(
-            metrics=[part for name in names for part in name],
-            sampling_interval=INTERVAL_NS,
-            hardware_buffer_size=HARDWARE_BYTES,
-        )
+            collector.stop()
+            collector.disable()
 
     def sample(self, here: recorder.Recorder, wanted: bool) -> None:
         """Write what the GPU has counted since the last call, or let it go."""
@@ -229,7 +240,6 @@ class Device:
 
     def _restart(self) -> None:
         self._collector.stop()
-        self._configure(self._names)
         self._collector.start()
 
     def close(self) -> None:
@@ -239,6 +249,12 @@ class Device:
             self._collector.disable()
         except Exception:  # as above; the samples are written
             pass
+
+
+def _look(collector: Any) -> bool:
+    """Whether samples have come after a moment."""
+    sleep(TRIAL_S)
+    return any(one.end_timestamp for one in collector.decode(MOST_SAMPLES))
 
 
 def put(here: recorder.Recorder, metric: str, device: int, time: int, value: float) -> None:

@@ -60,6 +60,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=75, help="seconds for each set of rounds")
     parser.add_argument("--start-limit", type=float, default=170, help="seconds to start in")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument(
+        "--stages", default="build,start,first,switched,serial", help="of what precedes counting"
+    )
     parser.add_argument("--dry-run", action="store_true")
     return parser.parse_args()
 
@@ -254,7 +257,7 @@ def main() -> None:
             "switched": lambda _: switched(session, players, found),
             "serial": lambda _: serial(players, found),
         }
-        run_stages(session, served, ",".join(served), limits=LIMITS)
+        run_stages(session, served, arguments.stages, limits=LIMITS)
         runs = {n: p.tracer.run for n, p in players.players.items() if p.tracer.run is not None}
     counted = {"count": lambda _: count(session, players, found, runs)}
     run_stages(session, counted, "count", limits=LIMITS)

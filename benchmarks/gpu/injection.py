@@ -37,6 +37,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(Path(__file__).resolve().parent)]
 
+import native  # noqa: E402
 import stages  # noqa: E402
 from matrix import (  # noqa: E402
     saving_figures,
@@ -76,6 +77,7 @@ def main() -> None:
     if given.work:
         work(given.work, given.seeds, given.truths)
         return
+    native.build()
     session = Session(*stages.folders(given.out, "rca-gpu-injection"), given)
     every = {family: stage(family) for family in FAMILIES}
     limits = dict.fromkeys(FAMILIES, given.limit + ANALYSIS_S)

@@ -17,9 +17,7 @@ import argparse
 import json
 import shutil
 import statistics
-import subprocess
 import sys
-import sysconfig
 import tarfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,13 +28,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-import stages  # noqa: E402  # the path above
+import native  # noqa: E402  # the path above
+import stages  # noqa: E402
 import vllm_model  # noqa: E402
 
 from rca_llm.run import Run  # noqa: E402
 from tests.engines import compare, load, server  # noqa: E402
 
-NATIVE = ROOT / "probes" / "native"
 LARGEST_RECORDING = 15_000_000
 MS = 1_000_000
 CLOSE = MS
@@ -86,23 +84,9 @@ def _flag(value: Any) -> str:
 
 def build(session: Session) -> None:
     """Compile the collector and what is for this Python, and say on what machine this is."""
-    found: dict[str, Any] = {"make": _said(["make", "-C", str(NATIVE), "LIBRARY_DIR=."])}
-    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
-    flags = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-fPIC", "-shared", "-fvisibility=hidden"]
-    flags += [f"-I{sysconfig.get_paths()['include']}", "-pthread"]
-    for source in sorted(NATIVE.glob("_*.c")):
-        made = str(source.with_name(source.stem + suffix))
-        found[source.stem] = _said(["cc", *flags, str(source), "-o", made])
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    found["card"] = _said(query) if shutil.which("nvidia-smi") else None
-    session.keep("build", found)
-    if not (NATIVE / "librca_llm.so").exists():
-        raise RuntimeError("the collector was not built, so there would be no kernels")
-
-
-def _said(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return f"status {done.returncode}: {(done.stdout + done.stderr)[-300:]}"
+    card = native.said(query) if shutil.which("nvidia-smi") else None
+    session.keep("build", native.build() | {"card": card})
 
 
 def loaded(session: Session) -> None:
@@ -380,7 +364,7 @@ def _checks(
     kernels = found.kernels(gate.closed)
     checks["every kernel has its step"] = (not kernels["without a step"], kernels)
     checks["nothing of a pause is kept"] = (not kernels["while paused"], kernels["while paused"])
-    if kernels["kernels"]:
+    if kernels["kernels"] and found.summary["totals"]["api_calls"]:
         prefills = found.prefills()
         replayed = prefills.get("mixed", 0) + prefills.get("graph", 0)
         checks["prefills replay piecewise graphs"] = (replayed > 0, prefills)

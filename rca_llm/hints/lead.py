@@ -53,10 +53,11 @@ class Queue:
 
 
 def queue(member: Member, left_out: Mask | None = None) -> Queue:
-    """The device work of a rank, without some activities where those are named."""
+    """The device work of a rank that took time, without some activities where those are named."""
     recording, partition = member
     activity, api = partition.activity, recording.timeline["api"]
-    rows = np.arange(len(activity)) if left_out is None else np.flatnonzero(~left_out)
+    wanted = activity.end > activity.start
+    rows = np.flatnonzero(wanted if left_out is None else wanted & ~left_out)
     start = activity.start[rows]
     gpu_row = activity.gpu_row[rows]
     called = np.append(recording.links.of_api(api["start"]), UNKNOWN)[gpu_row]
