@@ -227,6 +227,7 @@ def test_work_in_a_thread_of_the_pool_is_that_of_its_request(served: Served) -> 
     assert sum(parts.values()) > 100 * MS
 
 
+@pytest.mark.clocks  # an event loop that gets no CPU between two looks at it leaves no reason
 def test_shares_add_up_and_leave_little_unexplained(served: Served) -> None:
     rows = [served.rows[call.id] for call in served.whole]
     for row in served.rows.values():
@@ -236,8 +237,6 @@ def test_shares_add_up_and_leave_little_unexplained(served: Served) -> None:
     for row in rows:
         for name, ns in row["parts"].items():
             parts[name] = parts.get(name, 0) + ns
-    # Where a busy machine keeps the event loop from a CPU between two looks at it, nobody tells
-    # why it did not go on with a piece that was ready; without the waits for the one thread that
-    # computes it would be four fifths.
-    assert parts.get("scheduling.other", 0) <= 0.2 * total, parts
+    print(f"unexplained: {parts.get('scheduling.other', 0) / total:.2%}")
+    assert parts.get("scheduling.other", 0) <= 0.03 * total, parts
     assert parts["compute.cpu"] > 0, parts
