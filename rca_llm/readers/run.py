@@ -14,7 +14,14 @@ from pathlib import Path
 from rca_llm import __version__, saved
 from rca_llm.errors import UnreadableInput
 from rca_llm.probes import format as layout
-from rca_llm.readers import run_aliases, run_header, run_manifest, run_stacks, run_tables
+from rca_llm.readers import (
+    run_aliases,
+    run_counters,
+    run_header,
+    run_manifest,
+    run_stacks,
+    run_tables,
+)
 from rca_llm.readers.files import Source, entries, is_url, source
 from rca_llm.readers.segments import Segment, parse
 from rca_llm.run import TABLES
@@ -90,6 +97,7 @@ def assembled(timeline: Timeline, path: str, segments: list[Segment]) -> Timelin
     """The timeline filled with what segments of a run hold, and what stands beside them."""
     run_aliases.rename(segments)
     run_tables.fill(timeline, segments)
+    run_counters.align(timeline)
     run_stacks.add(timeline, path)
     run_header.describe(timeline, segments, run_manifest.content(path))
     events = sum(len(table) for table in timeline.tables.values())
