@@ -150,6 +150,7 @@ def _follow(watches: list[Any], words: memoryview[int], seconds: float, **flags:
     return at
 
 
+@pytest.mark.clocks  # the busy program must get a CPU between two looks
 def test_a_thread_that_is_followed_is_looked_at_again_and_again() -> None:
     busy = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
     try:

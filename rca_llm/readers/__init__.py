@@ -83,6 +83,10 @@ def reader_of(found: Source) -> Reader | None:
     return None
 
 
+OURS = (".json", ".jsonl", ".gz", ".zst", ".sqlite", ".nsys-rep")
+"""How traces are called: such a file that is none is told of where a directory has no other."""
+
+
 def _read_entries(directory: Source) -> Trace:
     """What the entries of a directory hold together.
 
@@ -95,9 +99,11 @@ def _read_entries(directory: Source) -> Trace:
     for path in entries(directory.path):
         found = source(path)
         reader = reader_of(found)
+        what = f"{path}: byte 0: found {described(found)}"
         if not found.directory and not found.head:
-            what = f"{path}: byte 0: found {described(found)}"
             refused.append(Finding("truncated", 1, path, what))
+        if not found.directory and reader is None and path.lower().endswith(OURS):
+            damaged.append(what)
         try:
             traces += [] if reader is None else [reader.read(found)]
         except UnreadableInput as error:
