@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rca_llm import intervals
+from rca_llm.attribute.life import Life
 from rca_llm.attribute.parts import PARTS
 from rca_llm.intervals import Pieces
 from rca_llm.table import Ints
@@ -56,12 +57,21 @@ def _within(found: Model, own: Requests, part: int) -> tuple[Ints, Ints]:
     places: list[int] = own.place.tolist()
     base = found.graph.base
     for row, place in enumerate(places):
-        pieces = found.lives[place].pieces
+        pieces = _of_its_own(found.lives[place], part)
         at, last = int(own.at[row]) + base, int(own.last[row]) + base
-        mine = pieces.take(np.flatnonzero(pieces.label == part)).clip(at, max(at, last))
+        mine = pieces.clip(at, max(at, last))
         starts.append(mine.start - base)
         ends.append(mine.end - base)
     return np.concatenate(starts), np.concatenate(ends)
+
+
+def _of_its_own(life: Life, part: int) -> Pieces:
+    """The pieces of a part that a life does not share: the graph was made of those of its rank."""
+    told = life.stretches
+    if told is None:
+        return life.pieces.take(np.flatnonzero(life.pieces.label == part))
+    rows = np.flatnonzero(told.part == part)
+    return Pieces(told.start[rows], told.end[rows], told.part[rows])
 
 
 def _does(graph: Graph, part: int) -> Pieces:
