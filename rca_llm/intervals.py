@@ -293,6 +293,27 @@ def overlay(layers: Sequence[Pieces], low: int, high: int) -> tuple[Pieces, Ints
     return Pieces(times[:-1], times[1:], label), source
 
 
+def within(pieces: Pieces, gaps: tuple[Ints, Ints]) -> Pieces:
+    """The parts of some pieces that lie within disjoint, ascending intervals."""
+    begins, ends = (edge[gaps[1] > gaps[0]] for edge in gaps)
+    first = np.searchsorted(ends, pieces.start, "right")
+    count = np.maximum(np.searchsorted(begins, pieces.end, "left") - first, 0)
+    row = np.repeat(np.arange(len(pieces)), count)
+    gap = np.arange(len(row)) + np.repeat(first - np.cumsum(count) + count, count)
+    start, end = np.maximum(pieces.start[row], begins[gap]), np.minimum(pieces.end[row], ends[gap])
+    return Pieces(start, end, pieces.label[row])
+
+
+def without(spans: tuple[Ints, Ints], others: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    """What of some intervals lies in none of some others, disjoint and ascending."""
+    start, end = union(*spans)
+    if not len(start):
+        return start, end
+    free = complement(*union(*others), int(start[0]), int(end[-1]))
+    found = within(Pieces(start, end, np.zeros(len(start), np.int64)), free)
+    return found.start, found.end
+
+
 def common(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> int:
     """How long two sets of disjoint, ascending intervals run together, ns."""
     pieces = Pieces(*other, np.zeros(len(other[0]), np.int64))

@@ -91,10 +91,8 @@ def check_partition(window: dict[str, Any], total: int | None) -> None:
         assert "parts" not in window or sum(parts) == share
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(events())
-def test_the_parts_of_every_window_add_up(found: list[tuple[str, dict[str, Any]]]) -> None:
-    summary = summary_of(found)
+def check_partitions(summary: dict[str, Any]) -> None:
+    """Every window of a summary, requests, steps and ranks included."""
     check_partition(summary, summary["window"]["span_ns"])
     for request in summary["requests"]:
         check_partition(request, request["latency_ns"])
@@ -102,6 +100,13 @@ def test_the_parts_of_every_window_add_up(found: list[tuple[str, dict[str, Any]]
         check_partition(step, step["end_ns"] - step["start_ns"])
     for rank in summary["ranks"]:
         check_partition(rank, rank["span_ns"])
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(events())
+def test_the_parts_of_every_window_add_up(found: list[tuple[str, dict[str, Any]]]) -> None:
+    summary = summary_of(found)
+    check_partitions(summary)
     for device in summary["devices"]:
         assert device["busy_ns"] is None or 0 <= device["busy_ns"] <= device["span_ns"]
         assert device["utilization"] is None or 0 <= device["utilization"] <= 1

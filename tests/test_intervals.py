@@ -73,6 +73,15 @@ def test_the_innermost_wins(items: list[Interval]) -> None:
     assert found == chosen(items, lambda i: (-items[i][0], items[i][1], -i))
 
 
+@given(many, many)
+def test_without_leaves_what_no_other_covers(items: list[Interval], others: list[Interval]) -> None:
+    start, end = intervals.without(columns(items), columns(others))
+    found = painted(Pieces(start, end, np.zeros(len(start), np.int64)))
+    for t in range(HORIZON):
+        mine, away = (any(a <= t < b for a, b in spans) for spans in (items, others))
+        assert (found[t] == 0) == (mine and not away)
+
+
 @given(many)
 def test_complement_and_union_partition_the_window(items: list[Interval]) -> None:
     start, end = intervals.union(*columns(items))

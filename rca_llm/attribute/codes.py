@@ -65,7 +65,10 @@ SPAN_PART = {
 }
 """The part of idle time that a span of each kind covers; `compute` only on an engine with a GPU."""
 
-KNOWN_KINDS = {*SPAN_PART, "work", "request", "collective"}
+WORK = "work"
+"""The kind of spans in which a thread works for a request (`probes/threads.py`)."""
+
+KNOWN_KINDS = {*SPAN_PART, WORK, "request", "collective"}
 """The kinds that spans have: those of the contract, and what the probes themselves record."""
 
 STATE_PART = {

@@ -69,7 +69,7 @@ def _explained(recording: Recording, gaps: tuple[Ints, Ints], process: int) -> P
     start, end = intervals.union(recording.host.start[rows], recording.host.end[rows])
     waiting = Pieces(start, end, np.full(len(start), CODE["scheduling.cpu_wait"], np.int64))
     whole = Pieces(*gaps, np.array([CODE["io.network"]], np.int64))
-    return host.within(
+    return intervals.within(
         intervals.overlay([waiting, whole], int(gaps[0][0]), int(gaps[1][0]))[0], gaps
     )
 

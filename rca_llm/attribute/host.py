@@ -190,7 +190,7 @@ def _explain_thread(
     low, high = int(gaps[0][0]), int(gaps[1][-1])
     pieces, _ = intervals.overlay(layers, low, high)
     label = np.where(pieces.label == NO_PART, CODE["scheduling.other"], pieces.label)
-    return within(Pieces(pieces.start, pieces.end, label), gaps)
+    return intervals.within(Pieces(pieces.start, pieces.end, label), gaps)
 
 
 def _recorded(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:
@@ -218,18 +218,7 @@ def of_thread(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pie
         return intervals.EMPTY
     layers = [_recorded(records, gaps, thread), _running(records, thread)]
     pieces, _ = intervals.overlay(layers, int(gaps[0][0]), int(gaps[1][-1]))
-    return within(pieces.take(np.flatnonzero(pieces.label != NO_PART)), gaps)
-
-
-def within(pieces: Pieces, gaps: tuple[Ints, Ints]) -> Pieces:
-    """The parts of some pieces that lie within disjoint, ascending intervals."""
-    begins, ends = (edge[gaps[1] > gaps[0]] for edge in gaps)
-    first = np.searchsorted(ends, pieces.start, "right")
-    count = np.maximum(np.searchsorted(begins, pieces.end, "left") - first, 0)
-    row = np.repeat(np.arange(len(pieces)), count)
-    gap = np.arange(len(row)) + np.repeat(first - np.cumsum(count) + count, count)
-    start, end = np.maximum(pieces.start[row], begins[gap]), np.minimum(pieces.end[row], ends[gap])
-    return Pieces(start, end, pieces.label[row])
+    return intervals.within(pieces.take(np.flatnonzero(pieces.label != NO_PART)), gaps)
 
 
 def is_gpu_engine(timeline: Timeline, ranks: list[Rank]) -> bool:

@@ -13,7 +13,7 @@ from rca_llm.attribute import steps as engine
 from rca_llm.attribute import touched
 from rca_llm.attribute.codes import span_parts
 from rca_llm.attribute.exchange import Exchange, exchange
-from rca_llm.attribute.host import away, within
+from rca_llm.attribute.host import away
 from rca_llm.attribute.links import among
 from rca_llm.attribute.others import Others, others
 from rca_llm.attribute.partition import RankPartition, Recording, Segments
@@ -119,7 +119,7 @@ def _life(
     lasting = (pieces.end - pieces.start)[shared & ~_waiting(pieces.label)]
     lost = _interference(recording, pieces, rows, request.id)
     queued = pieces.take(np.flatnonzero(pieces.label == QUEUE))
-    kept = within(waits, (queued.start, queued.end))
+    kept = intervals.within(waits, (queued.start, queued.end))
     lost += _kept_waiting(recording, kept)
     http = exchange(recording, request.id, request.arrival, request.finished)
     alone = _alone(recording, member)

@@ -8,14 +8,13 @@ import numpy as np
 
 from rca_llm import intervals
 from rca_llm.attribute import host
+from rca_llm.attribute.codes import WORK
 from rca_llm.attribute.computing import Computing
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import CODE
 from rca_llm.intervals import EMPTY, Pieces
 from rca_llm.table import UNKNOWN, Ints, Table
 
-WORK = "work"
-"""The kind of spans in which a thread works for a request (`probes/threads.py`)."""
 OTHER, QUEUE = CODE["scheduling.other"], CODE["scheduling.queue"]
 
 
@@ -74,20 +73,20 @@ def others(
     led = not engine and not np.any((found.thread == main) & (found.request == code))
     led = led and main in theirs.thread and len(homes.start) > 0 and main not in homes.thread
     gaps = _as_gap(*span) if led else intervals.union(theirs.start, theirs.end)
-    when = _named(recording, found, gaps, processes(recording, id), span)
+    when = _named(recording, found, gaps, processes(recording, id))
     given = _given(recording, theirs, code)
     told: list[Pieces] = []
     waits: list[Pieces] = []
     for start, end, thread in homes.within(*span):
         busy = _busy(theirs, thread).clip(start, end)
-        busy = host.within(busy, intervals.complement(*_spans(given), start, end))
-        waits.append(host.within(busy, when))
+        busy = intervals.within(busy, intervals.complement(*_spans(given), start, end))
+        waits.append(intervals.within(busy, when))
         own = _own(recording, given)
         layers = [*own, Pieces(busy.start, busy.end, np.full(len(busy), QUEUE))]
         for telling in (thread, main) if engine else (thread,):
             layers.append(host.of_thread(records, _as_gap(start, end), telling))
         whole, _ = intervals.overlay(layers, start, end)
-        told.append(host.within(whole.relabel(np.append(np.arange(len(CODE)), OTHER)), when))
+        told.append(intervals.within(whole.relabel(np.append(np.arange(len(CODE)), OTHER)), when))
     return Others(_joined(told), _joined(waits))
 
 
@@ -96,17 +95,13 @@ def _named(
     found: Computing,
     gaps: tuple[Ints, Ints],
     touched: tuple[int, ...],
-    span: tuple[int, int],
 ) -> tuple[Ints, Ints]:
     """The time of some gaps in which nothing is computed that names nobody."""
     nobody = found.request < 0
     if touched:
         process = np.array([process for process, _ in recording.host.threads], np.int64)
         nobody = nobody & np.isin(process[found.thread], touched)
-    unnamed = intervals.union(found.start[nobody], found.end[nobody])
-    free = intervals.complement(*unnamed, *span)
-    rows = host.within(Pieces(*gaps, np.zeros(len(gaps[0]), np.int64)), free)
-    return rows.start, rows.end
+    return intervals.without(gaps, (found.start[nobody], found.end[nobody]))
 
 
 def _homes(recording: Recording, code: int) -> _Homes:
@@ -116,8 +111,7 @@ def _homes(recording: Recording, code: int) -> _Homes:
     the request goes on elsewhere.
     """
     ranges, requests = recording.timeline["ranges"], recording.timeline["requests"]
-    rows = recording.spans_of_request(code)
-    rows = rows[(ranges["thread"][rows] != UNKNOWN) & (ranges["end"][rows] > ranges["start"][rows])]
+    rows = lasting_spans(recording, code)
     threads = recording.host.range_thread[rows]
     given = ranges["kind"][rows] == recording.timeline.strings.find(WORK)
     keep = np.isin(threads, threads[given], invert=True)
@@ -147,9 +141,8 @@ def _given(
 ) -> list[tuple[int, tuple[Ints, Ints]]]:
     """The threads that were given work of a request, and when they were at it."""
     ranges = recording.timeline["ranges"]
-    rows = recording.spans_of_request(code)
+    rows = lasting_spans(recording, code)
     rows = rows[ranges["kind"][rows] == recording.timeline.strings.find(WORK)]
-    rows = rows[(ranges["thread"][rows] != UNKNOWN) & (ranges["end"][rows] > ranges["start"][rows])]
     threads = recording.host.range_thread[rows]
     return [
         (thread, spared(theirs, thread, ranges["start"][mine], ranges["end"][mine]))
@@ -158,16 +151,17 @@ def _given(
     ]
 
 
+def lasting_spans(recording: Recording, code: int) -> Ints:
+    """The spans of known threads that name a request (a text code) and last, rows of `ranges`."""
+    ranges, rows = recording.timeline["ranges"], recording.spans_of_request(code)
+    lasting = ranges["end"][rows] > ranges["start"][rows]
+    return np.asarray(rows[(ranges["thread"][rows] != UNKNOWN) & lasting])
+
+
 def spared(theirs: Computing, thread: int, start: Ints, end: Ints) -> tuple[Ints, Ints]:
     """The time of some spans of a thread in which it does not compute for others."""
     mine = theirs.thread == thread
-    busy = intervals.union(theirs.start[mine], theirs.end[mine])
-    start, end = intervals.union(start, end)
-    if not len(start):
-        return start, end
-    free = intervals.complement(*busy, int(start[0]), int(end[-1]))
-    rows = host.within(Pieces(start, end, np.zeros(len(start), np.int64)), free)
-    return rows.start, rows.end
+    return intervals.without((start, end), (theirs.start[mine], theirs.end[mine]))
 
 
 def _spans(given: list[tuple[int, tuple[Ints, Ints]]]) -> tuple[Ints, Ints]:

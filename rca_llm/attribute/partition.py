@@ -201,8 +201,8 @@ def _idle(recording: Recording, rank: Rank, gaps: tuple[Ints, Ints], current: Pi
         threads = _responsible(recording, rank, gaps[1])
         threads = np.where(intervals.at(current, gaps[0]) < 0, engine, threads)
     explained = host.explain(recording.host, gaps, threads, engine)
-    lost = host.within(_unrecorded(recording, rank), gaps)
-    paused = host.within(pauses.unknown(recording.timeline), gaps)
+    lost = intervals.within(_unrecorded(recording, rank), gaps)
+    paused = intervals.within(pauses.unknown(recording.timeline), gaps)
     if not len(lost) and not len(paused):
         return explained
     pieces, _ = intervals.overlay([paused, lost, explained], rank.start, rank.end)

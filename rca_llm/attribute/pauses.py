@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from rca_llm import intervals
-from rca_llm.attribute import host
 from rca_llm.attribute.parts import CLASS_OF, CLASSES, CODE
 from rca_llm.intervals import Pieces
 from rca_llm.table import Ints
@@ -54,7 +53,7 @@ def untold(timeline: Timeline, seen: Pieces) -> Pieces:
 def within(timeline: Timeline, pieces: Pieces) -> Pieces:
     """Those of some pieces, by part, that are unknown because of a pause."""
     lost = pieces.take(np.flatnonzero(pieces.label == NOT_RECORDED))
-    return host.within(lost, pauses_of(timeline))
+    return intervals.within(lost, pauses_of(timeline))
 
 
 def pairs(content: Any) -> list[tuple[int, int]]:

@@ -65,8 +65,8 @@ class _Launches:
 
 def _of_launches(ranges: Table, steps: Steps, rows: Ints, launches: _Launches) -> Ints:
     found = _by_time(steps, rows, launches.start)
-    spans = _numbered(ranges, steps, rows)
-    if not len(spans.step):
+    spans = _numbered(ranges, steps, rows) if len(found) else None
+    if spans is None or not len(spans.step):
         return found
     late = launches.start > max(steps.end[rows].max(), spans.end.max())
     for process in np.unique(spans.process).tolist():

@@ -11,12 +11,13 @@ import numpy as np
 
 from rca_llm import intervals
 from rca_llm.attribute import host
+from rca_llm.attribute.codes import WORK
 from rca_llm.attribute.computing import Computing
-from rca_llm.attribute.others import WORK, processes, spared
+from rca_llm.attribute.others import lasting_spans, processes, spared
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import CODE, NO_PART
 from rca_llm.intervals import EMPTY, Pieces
-from rca_llm.table import UNKNOWN, Ints, Mask, known
+from rca_llm.table import Ints, Mask
 
 OTHER = CODE["scheduling.other"]
 
@@ -29,8 +30,8 @@ def own_threads(
     Where no step tells (`alone`), any span that names the request says that its thread works for
     it; else only those that hand work over do.
     """
-    rows = _own_rows(recording, id)
     ranges, strings = recording.timeline["ranges"], recording.timeline.strings
+    rows = lasting_spans(recording, strings.find(id))
     if not alone:
         rows = rows[ranges["kind"][rows] == strings.find(WORK)]
     threads = recording.host.range_thread[rows]
@@ -93,12 +94,3 @@ def _only(found: Computing, rows: Mask, start: int, end: int) -> tuple[Ints, Int
     told, _ = intervals.overlay(layers, start, end)
     only = told.label == 1
     return told.start[only], told.end[only]
-
-
-def _own_rows(recording: Recording, id: str) -> Ints:
-    """The spans of known threads that name a request and last."""
-    ranges = recording.timeline["ranges"]
-    rows = recording.spans_of_request(recording.timeline.strings.find(id))
-    rows = rows[(ranges["thread"][rows] != UNKNOWN) & known(ranges["end"][rows])]
-    lasting: Ints = rows[ranges["end"][rows] > ranges["start"][rows]]
-    return lasting

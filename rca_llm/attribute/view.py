@@ -9,7 +9,6 @@ import numpy as np
 
 from rca_llm import intervals
 from rca_llm.attribute.collectives import Collective
-from rca_llm.attribute.host import within
 from rca_llm.attribute.job import Member
 from rca_llm.attribute.partition import Segments
 from rca_llm.intervals import Pieces
@@ -60,7 +59,7 @@ def _restricted(
 ) -> Segments:
     """What of some segments lies within spans; with `step` given, every span's step."""
     rows = Pieces(segments.start, segments.end, np.arange(len(segments)))
-    found = within(rows, spans)
+    found = intervals.within(rows, spans)
     row = found.label
     steps = segments.step[row]
     if step is not None:

@@ -149,16 +149,5 @@ def within(member: Member, calls: Spans, own: Sequence[str], left: Spans) -> Spa
     segments = member[1].segments
     others = (segments.activity < 0) & ~among(segments.part, codes(own).tolist())
     others &= intervals.touching(segments.start, segments.end, intervals.union(*calls))
-    kept = _without(calls, (segments.start[others], segments.end[others]))
+    kept = intervals.without(calls, (segments.start[others], segments.end[others]))
     return intervals.union(*records.joined([kept, left]))
-
-
-def _without(spans: Spans, others: Spans) -> Spans:
-    """What of some times is in none of the others."""
-    start, end = intervals.union(*spans)
-    away = intervals.union(*others)
-    edges = intervals.distinct(np.concatenate(away))
-    pieces = intervals.cut(Pieces(start, end, np.zeros(len(start), np.int64)), edges)
-    there = intervals.at(Pieces(*away, np.zeros(len(away[0]), np.int64)), pieces.start)
-    rows = np.flatnonzero(there < 0)
-    return pieces.start[rows], pieces.end[rows]

@@ -99,11 +99,11 @@ def _read_entries(directory: Source) -> Trace:
     for path in entries(directory.path):
         found = source(path)
         reader = reader_of(found)
-        what = f"{path}: byte 0: found {described(found)}"
-        if not found.directory and not found.head:
-            refused.append(Finding("truncated", 1, path, what))
-        if not found.directory and reader is None and path.lower().endswith(OURS):
-            damaged.append(what)
+        strange = reader is None and path.lower().endswith(OURS)
+        if not found.directory and (strange or not found.head):
+            what = f"{path}: byte 0: found {described(found)}"
+            damaged += [what] if strange else []
+            refused += [] if found.head else [Finding("truncated", 1, path, what)]
         try:
             traces += [] if reader is None else [reader.read(found)]
         except UnreadableInput as error:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rca_llm import intervals
-from rca_llm.attribute import host
 from rca_llm.attribute.parts import PARTS
 from rca_llm.intervals import Pieces
 from rca_llm.table import Array, Ints
@@ -45,7 +44,7 @@ class Change:
         found = pieces.take(np.flatnonzero(scale[pieces.label] != 1))
         if self.within is not None:
             start, end = self.within
-            found = host.within(found, (start - base, end - base))
+            found = intervals.within(found, (start - base, end - base))
         return found, scale[found.label]
 
     def inside(self, start: Array, end: Array, base: int = 0) -> Floats:

@@ -79,7 +79,7 @@ def _thread(member: Member) -> Pieces:
     idle = segments.pieces.take(np.flatnonzero(~busy))
     window = np.array([rank.start]), np.array([rank.end])
     own = host.explain(recording.host, window, np.array([main]))
-    own = host.within(own, intervals.union(segments.start[busy], segments.end[busy]))
+    own = intervals.within(own, intervals.union(segments.start[busy], segments.end[busy]))
     if recording.on_gpu and not len(recording.timeline["api"]):
         # Without its calls nobody can tell a thread that works from one that spins in a wait.
         spinning = own.label == CODE["scheduling.host"]
