@@ -199,6 +199,29 @@ class Case:
         found = [self._of_steps(number, wanted, within) for number in ranks]
         return max(found, key=lambda loss: (loss.ns, loss.total), default=Loss(0, 0, 0))
 
+    def of_service(self, parts: Sequence[str], spans: Spans | None = None) -> Loss:
+        """The time of some parts in the steps, as `of_steps`; without steps, in the requests.
+
+        A window in which a server waits to be asked says nothing of its requests. It is judged
+        only where neither steps nor requests tell.
+        """
+        loss = self.of_steps(parts, spans)
+        asked = int(self.sums.sum()) if self.lives else 0
+        if loss.steps or not asked:
+            return loss
+        return Loss(self.charge(parts, spans).ns, asked, 0, "request")
+
+    def serving(self, recording: Recording, step: Ints, spans: Spans) -> Mask:
+        """Which work of a recording is service: in a step (a row), or while a request is served.
+
+        Requests tell only without steps; where neither does, all work counts.
+        """
+        if len(recording.steps):
+            return np.asarray(step >= 0)
+        if not len(self.served[0]):
+            return np.ones(len(step), bool)
+        return intervals.touching(*spans, self.served)
+
     def _of_steps(self, number: int, wanted: Ints, within: Pieces | None) -> Loss:
         partition, steady = self.job.ranks[number][1], self.steady(number)
         if not len(steady):
@@ -240,14 +263,14 @@ class Case:
             usual = float(np.median(end - start))
             wanted = pause <= LONG_PAUSE * usual
         else:
-            served = _as_pieces(self._served)
+            served = _as_pieces(self.served)
             here, there = (intervals.at(served, t) for t in (end, end + np.maximum(pause, 0)))
             wanted = (here >= 0) & (here == there)
         wanted[-1] = False
         return np.asarray(wanted)
 
     @cached_property
-    def _served(self) -> Spans:
+    def served(self) -> Spans:
         """When any request was between its arrival and its end."""
         whole = [life.pieces for life in self.lives if len(life.pieces)]
         start = np.array([int(pieces.start[0]) for pieces in whole], np.int64)
@@ -300,11 +323,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Loss:
-    """Time lost within the steps of a rank: `ns` out of `total`, over `steps` steps."""
+    """Time lost within the steps of a rank: `ns` out of `total`, over `steps` steps.
+
+    `of` is what evidence calls it: `step`, or `request` where it is that of all requests.
+    """
 
     ns: int
     total: int
     steps: int
+    of: str = "step"
 
     @property
     def share(self) -> float:

@@ -31,20 +31,21 @@ def _copies(count: int) -> str:
 def pageable_copies(case: Case) -> Hint | None:
     """Copies use pageable host memory, which blocks the caller and halves the rate.
 
-    Symptom: they take `step_share` of the steps, or an asynchronous one over `async_bytes` runs
-    in a decode step. Where less than `own_share` of what they and their calls take is copying, the
-    calls waited for the work queued before them, and confidence is low: pinned memory would not
-    shorten that. Charged are the copies, their calls and, where a call waited for the device, the
-    idle time until what is launched next comes. The saving leaves the time that the bytes take at
-    the link's rate, where the device is known, and lets synchronous calls wait that long. Source:
-    proposal; threads C53, C54. Disproof: pinned copies as slow.
+    Symptom: they take `step_share` of the steps (without steps, of the requests), or an
+    asynchronous one over `async_bytes` runs in a decode step. Where less than `own_share` of what
+    they and their calls take is copying, the calls waited for the work queued before them, and
+    confidence is low: pinned memory would not shorten that. Charged are the copies, their calls
+    and, where a call waited for the device, the idle time until what is launched next comes. The
+    saving leaves the time that the bytes take at the link's rate, where the device is known, and
+    lets synchronous calls wait that long. Source: proposal; threads C53, C54. Disproof: pinned
+    copies as slow.
     """
     limits = case.limits("R18")
     copies = host_copies(case)
     copies = copies.take(copies.pageable & copies.inside)
     if not len(copies):
         return None
-    loss = case.of_steps(COPY_PARTS, intervals.union(*copies.spans))
+    loss = case.of_service(COPY_PARTS, intervals.union(*copies.spans))
     blocking = copies.asynchronous & copies.decode & (copies.size > limits["async_bytes"])
     if not (loss.share >= limits["step_share"] or blocking.any()):
         return None
@@ -67,7 +68,7 @@ def pageable_copies(case: Case) -> Hint | None:
             "copy_ns": copies.lasting,
             "rate_bytes_s": speed,
             "own_share": own,
-            "step_share": loss.share,
+            f"{loss.of}_share": loss.share,
             "asynchronous_in_decode": int(blocking.sum()),
             "idle_after_calls_ns": sum(int((end - start).sum()) for start, end in left),
             **_assumed(link),
@@ -133,7 +134,8 @@ def small_copies(case: Case) -> Hint | None:
     """Many small copies, each with its own cost of a call.
 
     Symptom: a median of `copies` copies a step with a median size of `bytes` or less; or more than
-    `many` copies at an effective rate under `rate_bytes_s` that take `step_share` of the steps.
+    `many` copies at an effective rate under `rate_bytes_s` that take `step_share` of the steps, or
+    without steps of the requests.
     Charged are the copies, their calls and, of copies that the host issues one after another (each
     within `gap_ns` of the one before, with nothing else between them), the idle time in which it
     does so and until what it launches next comes. The saving leaves the time that the bytes take at
@@ -146,7 +148,7 @@ def small_copies(case: Case) -> Hint | None:
     if not len(copies):
         return None
     spans = intervals.union(*copies.spans)
-    loss = case.of_steps(COPY_PARTS, spans)
+    loss = case.of_service(COPY_PARTS, spans)
     middle = float(np.median(copies.size))
     a_step = int(copies.steady.sum()) / loss.steps if loss.steps else None
     taken = int((spans[1] - spans[0]).sum())
@@ -175,7 +177,7 @@ def small_copies(case: Case) -> Hint | None:
             "copies_per_step": a_step,
             "median_bytes": middle,
             "effective_bytes_s": effective,
-            "step_share": loss.share,
+            f"{loss.of}_share": loss.share,
             "copies_in_runs": sum(run.copies for run in runs),
             "runs": sum(run.count for run in runs),
             **_assumed(link),
@@ -193,31 +195,33 @@ def small_copies(case: Case) -> Hint | None:
     disproof="steps that stay as long with fewer bytes to copy",
 )
 def pcie_bound(case: Case) -> Hint | None:
-    """Steps wait for copies that run near the rate of the PCIe link.
+    """Steps, or requests, wait for copies that run near the rate of the PCIe link.
 
     Symptom: copies between host and device, with nothing else running, take `step_share` of the
-    steps at `link_share` of the link's rate. Needs a known device; the state of an idle link says
-    nothing. Source: threads C56, C70. Disproof: steps as long with fewer bytes.
+    steps (without steps, of the requests) at `link_share` of the link's rate. Needs a known device;
+    the state of an idle link says nothing. Source: threads C56, C70. Disproof: steps as long with
+    fewer bytes.
     """
     limits = case.limits("R32")
     copies = host_copies(case)
     copies = copies.take(copies.inside & ~copies.pageable)
     link = pcie(case)
-    loss = case.of_steps(COPY_PARTS[:2], intervals.union(copies.start, copies.end))
+    loss = case.of_service(COPY_PARTS[:2], intervals.union(copies.start, copies.end))
     if link is None or not loss.ns or loss.share < limits["step_share"]:
         return None
     speed = copies.rate
     if speed is None or speed < limits["link_share"] * link:
         return None
     return Hint(
-        f"Steps wait for PCIe: {size(copies.bytes)} at {rate(speed)} (link {rate(link)})",
+        f"{loss.of.capitalize()}s wait for PCIe: {size(copies.bytes)} at {rate(speed)}"
+        f" (link {rate(link)})",
         "high",
         case.charge(COPY_PARTS[:2], intervals.union(copies.start, copies.end)),
         {
             "bytes": copies.bytes,
             "rate_bytes_s": speed,
             "link_bytes_s": link,
-            "step_share": loss.share,
+            f"{loss.of}_share": loss.share,
         },
     )
 

@@ -115,7 +115,7 @@ def cpu_starved(case: Case) -> Hint | None:
     scheduler data without run-queue delay.
     """
     limits, parts = case.limits("R07"), ("scheduling.cpu_wait",)
-    (loss, of), charge = _lost(case, parts), case.charge(parts)
+    loss, charge = case.of_service(parts), case.charge(parts)
     throttled, wall = _throttled(case)
     quota = wall > 0 and throttled > limits["throttled_share"] * wall
     if not (quota or loss.share >= limits["step_share"]):
@@ -128,14 +128,14 @@ def cpu_starved(case: Case) -> Hint | None:
     rivals = _rivals(case)
     why = "CPU quota" if quota or _was_throttled(case) else "noisy neighbours"
     return Hint(
-        ("Threads that serve requests were" if _served_apart(case, of) else _LAUNCHING)
+        ("Threads that serve requests were" if _served_apart(case, loss) else _LAUNCHING)
         + f" ready but not running for {waited} ({why})",
         "high" if seen else "low",
         charge,
         {
             "waiting_ns": loss.ns,
-            f"{of}_ns": loss.total,
-            f"{of}_share": loss.share,
+            f"{loss.of}_ns": loss.total,
+            f"{loss.of}_share": loss.share,
             "cgroup_throttled_ns": throttled if wall else None,
             "wall_ns": wall or None,
             "competing_threads": ", ".join(rivals[:5]) or None,
@@ -147,20 +147,9 @@ def cpu_starved(case: Case) -> Hint | None:
 _LAUNCHING = "The launching thread was"
 
 
-def _lost(case: Case, parts: tuple[str, ...]) -> tuple[Loss, str]:
-    """The time of some parts in the steps; without steps, in the requests. And which of them.
-
-    A window in which a server waits to be asked says nothing of its requests.
-    """
-    loss = case.of_steps(parts)
-    if loss.steps or not len(case.lives):
-        return loss, "step"
-    return Loss(case.time_of(*parts), int(case.sums.sum()), 0), "request"
-
-
-def _served_apart(case: Case, of: str) -> bool:
+def _served_apart(case: Case, loss: Loss) -> bool:
     """Whether what was lost is that of requests which threads of their own serve."""
-    return of == "request" and any(life.alone for life in case.lives)
+    return loss.of == "request" and any(life.alone for life in case.lives)
 
 
 def _throttled(case: Case) -> tuple[int, int]:
@@ -333,21 +322,21 @@ def lock_contention(case: Case) -> Hint | None:
     the requests. Source: threads C16, C23. Disproof: no wait for the lock.
     """
     limits = case.limits("R10")
-    (loss, of), charge = _lost(case, ("scheduling.gil",)), case.charge(("scheduling.gil",))
+    loss, charge = case.of_service(("scheduling.gil",)), case.charge(("scheduling.gil",))
     if not loss.ns or loss.share < limits["step_share"]:
         return None
     holder = _holder(case)
     by = f" held by {holder}" if holder else ""
-    apart = _served_apart(case, of)
+    apart = _served_apart(case, loss)
     return Hint(
         f"{'Threads that serve requests' if apart else 'The loop thread'} waited"
-        f" {charge.told if of == 'request' else time(loss.ns)} for the GIL{by}",
+        f" {charge.told if loss.of == 'request' else time(loss.ns)} for the GIL{by}",
         "high",
         charge,
         {
             "gil_wait_ns": loss.ns,
-            f"{of}_ns": loss.total,
-            f"{of}_share": loss.share,
+            f"{loss.of}_ns": loss.total,
+            f"{loss.of}_share": loss.share,
             "holder": holder,
         },
     )
@@ -442,9 +431,11 @@ def allocation_churn(case: Case) -> Hint | None:
     """Device memory is allocated or freed in the hot path.
 
     Symptom: in steady state at least `calls` such calls a step, or one over `long_ns`, while the
-    device is idle. Without steps, `latency_share` of the time. Stream-ordered allocations do not
-    count. Charged are the calls and, where they let the device run out of work, the time until what
-    is launched next comes. Source: threads C32, C37. Disproof: a steady state without them.
+    device is idle. Without steps, those while requests are served are judged: at least `calls` a
+    request, or one over `long_ns`, and `latency_share` of the requests' time; without requests, all
+    after start-up. Stream-ordered allocations do not count. Charged are the calls and, where they
+    let the device run out of work, the time until what is launched next comes. Source: threads
+    C32, C37. Disproof: a steady state without them.
     """
     limits = case.limits("R38")
     found = [_allocations(case, number) for number in range(len(case.job.ranks))]
@@ -453,7 +444,7 @@ def allocation_churn(case: Case) -> Hint | None:
         return None
     lasting, steps = best.lasting, best.steps
     longest = int(lasting.max(initial=0))
-    often = steps > 0 and len(lasting) >= limits["calls"] * steps
+    often = best.turns > 0 and len(lasting) >= limits["calls"] * best.turns
     if not (often or longest > limits["long_ns"]):
         return None
     idle = case.charge(_ALLOCATING[:1], best.spans).ns
@@ -465,12 +456,13 @@ def allocation_churn(case: Case) -> Hint | None:
     return Hint(
         f"Allocations of device or pinned memory in the hot path: {charge.told} in"
         f" {plural(len(lasting), 'call')}",
-        "high" if steps else "low",
+        "high" if steps else "medium" if often else "low",
         charge,
         {
             "calls": len(lasting),
             "steps": steps,
             "calls_per_step": len(lasting) / steps if steps else None,
+            "calls_per_request": len(lasting) / best.requests if best.requests else None,
             "longest_ns": longest,
             "total_ns": int(lasting.sum()),
             "idle_in_calls_ns": idle,
@@ -487,19 +479,25 @@ class _Allocations:
     """When a rank (an index) allocated in steps, and the thread of each in its host records.
 
     `lasting` is how long each took in steady steps, ns, and `steps` how many those are. Without
-    steps all since the service began.
+    steps all while any of `requests` is served, else all since the service began.
     """
 
     number: int
     spans: Spans
     thread: Ints
     lasting: Ints
-    steps: int
+    steps: int = 0
+    requests: int = 0
+
+    @property
+    def turns(self) -> int:
+        """How many steps, or else requests, they are spread over; 0 where neither tells."""
+        return self.steps or self.requests
 
     def within(self, case: Case) -> Spans:
-        """Within what times they are charged: with what they left behind, where steps tell."""
+        """When they are charged: with what they left behind, where it is known what was service."""
         member, left = case.job.ranks[self.number], records.NO_SPANS
-        if self.steps:
+        if self.turns:
             left = lead.lost(member, lead.of_rank(case, self.number), self.spans, self.thread)
         return lead.within(member, self.spans, _ALLOCATING[:1], left)
 
@@ -509,13 +507,16 @@ def _allocations(case: Case, number: int) -> _Allocations:
     _, partition = member
     start, end, thread = _allocation_times(case, member)
     if not len(partition.steps):
-        warm = start >= case.warm_since
+        warm, served = start >= case.warm_since, len(case.served[0])
+        if served:
+            warm = intervals.touching(start, end, case.served)
         spans = start[warm], end[warm]
-        return _Allocations(number, spans, thread[warm], (end - start)[warm], 0)
+        requests = len(case.lives) if served else 0
+        return _Allocations(number, spans, thread[warm], (end - start)[warm], requests=requests)
     steady = partition.steps[case.steady(number)]
     inside, warm = (_touching(member, rows, start, end) for rows in (partition.steps, steady))
     spans = start[inside], end[inside]
-    return _Allocations(number, spans, thread[inside], (end - start)[warm], len(steady))
+    return _Allocations(number, spans, thread[inside], (end - start)[warm], steps=len(steady))
 
 
 def _allocation_times(case: Case, member: Member) -> tuple[Ints, Ints, Ints]:

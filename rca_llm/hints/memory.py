@@ -192,12 +192,12 @@ def log_writes(case: Case) -> Hint | None:
     """Log writes block the loop thread.
 
     Symptom: writes or flushes to a log or to the standard streams, with the device idle, take
-    `step_share` of the steps, or one lasts `long_ns`. Source: thread C72 (weak). Disproof: writes
-    on another thread.
+    `step_share` of the steps (without steps, of the requests), or one lasts `long_ns`. Source:
+    thread C72 (weak). Disproof: writes on another thread.
     """
     limits = case.limits("R37")
     spans, paths = _log_spans(case)
-    loss = case.of_steps(("io.log", "io.file"), spans)
+    loss = case.of_service(("io.log", "io.file"), spans)
     charge = case.charge(("io.log", "io.file"), spans)
     lasting = spans[1] - spans[0]
     blocked = case.felt(("io.log", "io.file"), spans) * 2 >= lasting
@@ -211,7 +211,7 @@ def log_writes(case: Case) -> Hint | None:
         charge,
         {
             "log_ns": charge.ns,
-            "step_share": loss.share,
+            f"{loss.of}_share": loss.share,
             "writes": len(spans[0]),
             "longest_ns": int(lasting.max(initial=0)),
             "path": name(paths[0], 200) if paths else None,

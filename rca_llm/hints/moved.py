@@ -30,8 +30,8 @@ class HostCopies:
     `rank` is an index, `to_device` the direction. `call_start` and `call_end` are those of the call
     that asked for each, the copy's own where that was not recorded, and `thread` its thread, an
     index of the host records, else -1. `step` is a row of the steps, -1 for none; `decode` says
-    which belong to steps that only decode, `inside` and `steady` which to any step and to a steady
-    one, all where there are no steps.
+    which belong to steps that only decode, `inside` which serve (`Case.serving`), `steady` which
+    belong to a steady step, all where there are no steps.
     """
 
     rank: Ints
@@ -122,7 +122,7 @@ def _copies_of(case: Case, number: int) -> HostCopies:
         np.asarray(step, np.int64),
         _asynchronous(recording, rows),
         decodes[step],
-        step >= 0 if len(steps) else np.ones(len(rows), bool),
+        case.serving(recording, step, (np.minimum(begin, gpu["start"][rows]), gpu["end"][rows])),
         np.isin(step, partition.steps[case.steady(number)]) | (len(partition.steps) == 0),
         (gpu["src"][rows] == PAGEABLE) | (gpu["dst"][rows] == PAGEABLE),
     )

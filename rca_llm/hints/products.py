@@ -21,7 +21,7 @@ from rca_llm.trace import KERNEL, NUMBER_FORMATS
 
 @dataclass(frozen=True)
 class Products:
-    """The matrix products of a rank whose shapes are known, one row a kernel.
+    """The matrix products of a rank that serve and whose shapes are known, one row a kernel.
 
     `least` is the time that the device needs for each at best, ns: the longer of its operations at
     the peak of its number format, and its bytes at the memory's rate; `computing` says which are
@@ -48,6 +48,8 @@ def products_of(case: Case, member: Member) -> Products | None:
     told = (gpu["kind"] == KERNEL) & known(gpu["flops"]) & (gpu["format"] >= 0)
     told &= (recording.gpu_parts == CODE["compute.gemm"]) & rank_rows(member, gpu)
     rows = np.flatnonzero(told & known(gpu["start"]) & (gpu["end"] > gpu["start"]))
+    spans = gpu["start"][rows], gpu["end"][rows]
+    rows = rows[case.serving(recording, partition.step_of[rows], spans)]
     if not len(rows):
         return None
     device = device_of(recording.timeline, int(gpu["device"][rows[0]]), partition.rank.processes)
@@ -82,10 +84,11 @@ def _clock(case: Case, full_hz: int | None) -> float | None:
 def slow_products(case: Case) -> Hint | None:
     """Matrix products stay below the roof of their device.
 
-    Symptom: those with known shapes take `step_share` of the steps and reach less than `roof` of
-    the time that operations at the peak, or bytes at the memory's rate, would need; peaks are those
-    of the observed clock where that was sampled. Without shapes, or on an unknown device, they are
-    not judged. Source: brief; thread C67. Disproof: a library that reaches more.
+    Symptom: those with known shapes take `step_share` of the steps (without steps, of the requests)
+    and reach less than `roof` of the time that operations at the peak, or bytes at the memory's
+    rate, would need; peaks are those of the observed clock where that was sampled. Without shapes,
+    or on an unknown device, they are not judged. Source: brief; thread C67. Disproof: a library
+    that reaches more.
     """
     limits = case.limits("R25")
     found = [(member, own) for member in case.job.ranks if (own := products_of(case, member))]
@@ -97,7 +100,7 @@ def slow_products(case: Case) -> Hint | None:
         return None
     member, own = best
     spans = _spans(member, own)
-    loss, charge = case.of_steps(("compute.gemm",), spans), case.charge(("compute.gemm",), spans)
+    loss, charge = case.of_service(("compute.gemm",), spans), case.charge(("compute.gemm",), spans)
     if not charge.ns or loss.share < limits["step_share"]:
         return None
     what, lost = next(_worst(member, own))
@@ -114,7 +117,7 @@ def slow_products(case: Case) -> Hint | None:
             "reached_share": own.reached,
             "bound_by_operations_share": float(own.computing.mean()),
             "clock_share": own.clock,
-            "step_share": loss.share,
+            f"{loss.of}_share": loss.share,
             "kernel": name(what, 200),
         },
         saving_ns=round(charge.ns * max(1 - own.reached / limits["roof"], 0.0)),

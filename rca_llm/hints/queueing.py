@@ -33,7 +33,8 @@ def queue_dominated(case: Case) -> Hint | None:
     """Requests wait for admission while the engine works without pause.
 
     Symptom: queueing is at least `queue_share` of the time to first token for `request_share` of
-    the requests, and less than `step_gap` of that time lies between engine steps. Source:
+    the requests, and less than `step_gap` of that time lies between engine steps; without steps,
+    outside the service of other requests, from their admission on, where that is known. Source:
     proposal; threads C01, C03, C10, C11. Disproof: steps that do not follow each other. The saving
     is that of admitting every request on arrival, less what the larger batches then cost, by the
     durations of the steps at hand; where they do not tell, it is the whole wait, which is the most.
@@ -48,8 +49,9 @@ def queue_dominated(case: Case) -> Hint | None:
     if not waited or len(waited) < limits["request_share"] * len(judged):
         return None
     spans = _queue_spans(waited)
-    gap = _gap_share(case, spans)
-    if gap is not None and gap >= limits["step_gap"]:
+    gap = _uncovered(spans, _steps(case))
+    alone = None if gap is not None else _uncovered(spans, _service(case))
+    if max(gap or 0.0, alone or 0.0) >= limits["step_gap"]:
         return None
     queued, ttft = sum(map(_queued, waited)), sum(records.ttft(life) or 0 for life in waited)
     charge = replace(
@@ -60,7 +62,7 @@ def queue_dominated(case: Case) -> Hint | None:
     saved = saved_without_queue(case)
     return Hint(
         f"Requests waited {time(queued / len(waited))} of {time(ttft / len(waited))} before any"
-        f" compute; the engine was busy ({len(waited)} of {plural(len(judged), 'request')})",
+        f" compute{_meanwhile(gap, alone)} ({len(waited)} of {plural(len(judged), 'request')})",
         "low" if gap is None else "medium",
         charge,
         {
@@ -71,6 +73,7 @@ def queue_dominated(case: Case) -> Hint | None:
             "requests_judged": len(judged),
             "request_share": len(waited) / len(judged),
             "step_gap_share": gap,
+            "nobody_served_share": alone,
             "larger_batches_considered": saved is not None,
             "saving_at_most_ns": queued,
         },
@@ -101,19 +104,40 @@ def _ends(spans: Spans) -> tuple[int | None, int | None]:
     return (int(spans[0][0]), int(spans[1][-1])) if len(spans[0]) else (None, None)
 
 
-def _gap_share(case: Case, spans: Spans) -> float | None:
-    """The fraction of some time that no engine step covers, None without steps."""
-    steps = [_step_spans(member) for member in case.job.ranks if len(member[1].steps)]
+def _uncovered(spans: Spans, others: Spans) -> float | None:
+    """The fraction of some time that no other time covers, None where there is none of these."""
     whole = int((spans[1] - spans[0]).sum())
-    if not steps or not whole:
+    if not len(others[0]) or not whole:
         return None
-    start, end = (np.concatenate([one[side] for one in steps]) for side in (0, 1))
-    return 1 - intervals.common(spans, intervals.union(start, end)) / whole
+    return 1 - intervals.common(spans, intervals.union(*others)) / whole
+
+
+def _steps(case: Case) -> Spans:
+    return records.joined([_step_spans(member) for member in case.job.ranks])
 
 
 def _step_spans(member: Member) -> Spans:
     recording, partition = member
     return recording.steps.start[partition.steps], partition.step_end[partition.steps]
+
+
+def _service(case: Case) -> Spans:
+    """When requests were served whose admission is known: from then to their end."""
+    known = [
+        (life.request.scheduled, int(life.pieces.end[-1]))
+        for life in case.lives
+        if life.request.scheduled is not None and len(life.pieces)
+    ]
+    found = [(start, end) for start, end in known if end > start]
+    both = np.array(found, np.int64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+def _meanwhile(gap: float | None, alone: float | None) -> str:
+    """What is known of the engine while requests waited."""
+    if gap is not None:
+        return "; the engine was busy"
+    return "" if alone is None else "; others were served meanwhile"
 
 
 @rule(
@@ -178,22 +202,23 @@ _GRAMMAR = re.compile(r"grammar|bitmask|guided|structured[_ ]?output|outlines", 
 def structured_output(case: Case) -> Hint | None:
     """Grammar compilation or bitmasks hold steps up.
 
-    Symptom: spans with such names take `step_share` of the step time while the device is idle.
-    Source: proposal; thread C27. Disproof: equal steps without a grammar.
+    Symptom: spans with such names take `step_share` of the step time (without steps, of the
+    requests) while the device is idle. Source: proposal; thread C27. Disproof: equal steps without
+    a grammar.
     """
     spans = records.spans_named(case, _GRAMMAR)
     parts = ("scheduling.host", "scheduling.jit", "scheduling.other")
-    loss = case.of_steps(parts, spans)
+    loss, charge = case.of_service(parts, spans), case.charge(parts, spans)
     if not loss.ns or loss.share < case.limits("R39")["step_share"]:
         return None
     return Hint(
-        f"Guided decoding costs {time(loss.a_step)} per step",
+        f"Guided decoding costs {f'{time(loss.a_step)} per step' if loss.steps else charge.told}",
         "high",
-        case.charge(parts, spans),
+        charge,
         {
             "grammar_ns": loss.ns,
-            "step_ns": loss.total,
-            "step_share": loss.share,
+            f"{loss.of}_ns": loss.total,
+            f"{loss.of}_share": loss.share,
             "steps": loss.steps,
             "spans": len(spans[0]),
         },
