@@ -261,6 +261,23 @@ def test_what_is_compared_on_a_gpu_is_served_on_both_sides(tmp_path: Path) -> No
     assert found["off_window"]["end_ns"] <= found["window"]["start_ns"]
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_a_device_rests_before_each_request_as_long_as_it_served_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launching, service = (
+        importlib.import_module(f"rca_llm.inject.gpu_{name}") for name in ("launching", "service")
+    )
+    rests: list[float] = []
+    monkeypatch.setattr(service.time, "sleep", rests.append)
+    own = service.Engine("cpu", rows=4, width=8)
+    wanted = order("sync_in_loop", 2, 0, str(tmp_path))
+    found = service.measure(launching.Waits(own, wanted)).document()
+    assert len(rests) == 2 + 3 + 3 + 3 + 3
+    before = [ns / 1e9 for ns in found["off_ns"][0]]
+    assert rests[3:6] == [max(service.REST_S, last) for last in before]
+
+
 def test_savings_below_the_noise_are_listed_and_not_judged() -> None:
     rows = [removed(0, 100, 1100, 1000, 1060), removed(0, 100, 1100, 1060, 1000, size=80)]
     assert not any(one.judged for one in matrix.removals(rows))

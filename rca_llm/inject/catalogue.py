@@ -193,7 +193,7 @@ CAUSES: dict[str, Cause] = {
         ),
         _gpu(
             *("unfused_attention", "kernels", "attention without a fused kernel", ("R26",)),
-            *((), "tokens", (1024, 2048, 4096)),
+            *((), "tokens", (2048, 4096, 8192)),
         ),
         _gpu(
             *("gemm_shape", "kernels", "matrix products of odd sizes", ("R25",)),
