@@ -44,8 +44,8 @@ COUNTERS: dict[str, tuple[float, tuple[str, ...]]] = {
     "gpu.tensor_active": (
         PERCENT,
         (
-            "sm__pipe_tensor_cycles_active" + _PEAK,
             "sm__pipe_tensor_cycles_active_realtime" + _PEAK,
+            "sm__pipe_tensor_cycles_active" + _PEAK,
             "sm__inst_executed_pipe_tensor" + _PEAK,
         ),
     ),
@@ -71,8 +71,8 @@ COUNTERS: dict[str, tuple[float, tuple[str, ...]]] = {
         (
             "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
             f"l1tex__t_sectors_{_LOADS} / l1tex__t_requests_{_LOADS}",
-            "l1tex__t_sectors.sum / l1tex__t_requests.sum",
-            "l1tex__t_sectors.sum / l1tex__lsuin_requests.sum",
+            "l1tex__m_xbar2l1tex_read_sectors_realtime.sum"
+            " / sm__inst_executed_pipe_lsu_mem_lg_cmd_read.sum",
         ),
     ),
     "gpu.nvlink_rx_bytes_s": (1.0, ("nvlrx__bytes.sum.per_second",)),
@@ -80,7 +80,9 @@ COUNTERS: dict[str, tuple[float, tuple[str, ...]]] = {
 }
 """By our metric: the factor that brings the counter to its unit, and CUPTI's names for it; of two
 with a stroke the first over the second. Shares are fractions of the highest rate that the part can
-keep up; PCIe reads are those of the GPU."""
+keep up; PCIe reads are those of the GPU. Of two names for one thing the first is the one that
+leaves room for more in a pass (on an H200 `_realtime` counts the same, and all of these fit).
+Sectors are those of loads alone: a counter that takes in stores would call a plain copy strided."""
 
 
 class Clock:

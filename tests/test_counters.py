@@ -31,10 +31,10 @@ FAKE_SAMPLING = """
 import os, time
 AHEAD = 3600 * 10**9
 FITS = int(os.environ.get("FAKE_FITS", "5"))
-UNKNOWN = ("sm__pipe_tensor_cycles_active.", "l1tex__average", "pcie__write")
+UNKNOWN = ("sm__pipe_tensor_cycles_active_r", "l1tex__average", "l1tex__t_sectors", "pcie__write")
 VALUES = {
     "sm__cycles": 25.0, "sm__pipe": 50.0, "dram__read": float("nan"), "dram__write": 10.0,
-    "pcie__read": 7e9, "l1tex__data": 5.0, "l1tex__t_sectors": 640.0, "l1tex__t_requests": 40.0,
+    "pcie__read": 7e9, "l1tex__data": 5.0, "l1tex__m_xbar": 640.0, "sm__inst_executed": 40.0,
 }
 class Sample:
     def __init__(self, end, values):

@@ -16,8 +16,15 @@ from rca_llm.hints.wording import name, percent
 from rca_llm.intervals import Pieces
 from rca_llm.table import Array
 
-WIDEST = 16
-"""Sectors of 32 bytes that 32 threads touch when each reads 16 bytes, the most, side by side."""
+WIDEST, USUAL = 16, 4
+"""Sectors of 32 bytes that 32 threads touch side by side: 16 bytes each, the most, or 4 each."""
+
+APART = 33
+"""Sectors that a load of 32 threads cannot exceed, one a thread; and one, for reads that were under
+way when a sample ended. Above it, data came by other ways, such as bulk and asynchronous copies."""
+
+COPYING = ("compute.gemm", "compute.attention")
+"""Kernels that fetch by asynchronous copies: their sectors are not those of their loads."""
 
 COVERED = 0.9
 """How much of a sample's interval a kernel must run for the sample to tell of it."""
@@ -110,18 +117,22 @@ def strided_access(case: Case) -> Hint | None:
 
     Symptom: counters (`--counters`, `gpu.load_sectors`) show `sectors` sectors of 32 bytes a load
     of a warp while one kernel of at least `step_share` of the steps runs, in `samples` samples or
-    more; side by side it is 4 for floats and 16 at most. The saving counts the sectors above 16.
-    Without counters it is not judged. Source: brief. Disproof: neighbouring reads as slow.
+    more; side by side it is 4 for floats and 16 at most, and 32 where every thread has one of its
+    own. The saving takes threads to read 4 bytes each, and time to follow the sectors; where they
+    read 16 it is `saving_if_16_bytes_ns`: no counter tells how wide they read. Matrix products and
+    attention, which fetch by asynchronous copies, and kernels above 33 sectors a load, are not
+    judged, nor is anything without counters. Source: brief. Disproof: neighbouring reads as slow.
     """
     limits = case.limits("R47")
     every = counted(case, "gpu.load_sectors", limits["step_share"], limits["samples"])
-    best = _costliest(every, limits["sectors"])
+    loading = (one for one in every if one.shape.part not in COPYING and one.median <= APART)
+    best = _costliest(loading, limits["sectors"])
     if best is None:
         return None
     charge = case.charge((best.shape.part,), best.shape.spans)
     return Hint(
         f"A load of a warp fetches {best.median:.3g} sectors of 32 bytes in"
-        f" {name(best.shape.name)}; side by side it would be 4 to {WIDEST}",
+        f" {name(best.shape.name)}; side by side it would be {USUAL} for floats, {WIDEST} at most",
         "medium",
         charge,
         {
@@ -129,6 +140,8 @@ def strided_access(case: Case) -> Hint | None:
             "sectors_per_load": best.median,
             "samples": best.samples,
             "step_share": best.loss.share,
+            "bytes_a_thread_assumed": 4,
+            "saving_if_16_bytes_ns": round(charge.ns * (1 - WIDEST / best.median)),
         },
-        saving_ns=round(charge.ns * max(1 - WIDEST / best.median, 0.0)),
+        saving_ns=round(charge.ns * (1 - USUAL / best.median)),
     )
