@@ -17,6 +17,7 @@ from rca_llm.trace import (
     COPY_KINDS,
     CUT,
     MEMORY_KINDS,
+    NODES,
     PARTIAL,
     PAUSES,
     Finding,
@@ -112,7 +113,7 @@ def header_of(timeline: Timeline, findings: list[Finding]) -> Record:
         "devices": [vars(device) for device in timeline.devices],
         "findings": [vars(finding) for finding in [*findings, *_lasting(timeline)]],
         "graph_level": header.graph_level,
-        **({PAUSES: header.extra[PAUSES]} if header.extra.get(PAUSES) else {}),
+        **{key: header.extra[key] for key in (PAUSES, NODES) if header.extra.get(key)},
         "tool": timeline.input.tool,
         "tool_version": timeline.input.tool_version,
     }

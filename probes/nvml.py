@@ -9,12 +9,14 @@ from functools import partial
 from importlib import import_module
 
 from .neighbours import name_of
+from .nodes import GPU_NODE, GPU_UUID, node_of_pci
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .recorder import Recorder
     from .system import Sink
 
 
@@ -57,6 +59,25 @@ class Nvml:
     def names(self) -> list[str]:
         """The GPUs' names, by NVML index."""
         return [str(self._nvml.nvmlDeviceGetName(handle)) for handle in self.handles]
+
+    def tell(self, recorder: Recorder) -> None:
+        """Write each GPU's name, its UUID, by which CUDA knows it too, and its node if known."""
+        for index, (name, handle) in enumerate(zip(self.names(), self.handles, strict=True)):
+            recorder.info("gpu", name, index)
+            uuid = self._told("nvmlDeviceGetUUID", handle)
+            pci = self._told("nvmlDeviceGetPciInfo", handle)
+            node = None if pci is None else node_of_pci(_text(pci.busId))
+            if uuid is not None:
+                recorder.info(GPU_UUID, _text(uuid), index)
+            if node is not None:
+                recorder.info(GPU_NODE, str(node), index)
+
+    def _told(self, question: str, handle: Any) -> Any:
+        """What the driver says of a GPU, None where it has no answer."""
+        try:
+            return getattr(self._nvml, question)(handle)
+        except (self._nvml.NVMLError, AttributeError):
+            return None
 
     def sample(self, sink: Sink) -> None:
         """Write clocks, power, use and memory of every GPU."""
@@ -111,6 +132,11 @@ class Nvml:
                     sink.device(metric, index, float(read(handle)))
                 except self._nvml.NVMLError:
                     del readers[metric]
+
+
+def _text(value: str | bytes) -> str:
+    """A text as older and newer versions of pynvml give it."""
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
 
 
 def open_nvml() -> Nvml | None:

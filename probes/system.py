@@ -19,7 +19,7 @@ from .watch import content, stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from mmap import mmap
     from typing import Any
 
@@ -36,6 +36,8 @@ else:
 
 # A thread that waited so long for a CPU in a second makes it worth looking who had it.
 WAITED_NS = 5_000_000
+# On a machine with several NUMA nodes a running thread is asked that often for the CPU it ran on.
+CPU_NS = 100_000_000
 # At most this many threads are followed closely; the others are looked at with every census.
 MAX_THREADS = 128
 # So often each of them is looked at between two visits of Python, at most.
@@ -78,10 +80,11 @@ class System:
     ``tick`` is meant every 10 ms, ``census`` a few times a second, ``slow`` about once a second.
     """
 
-    def __init__(self, recorder: Recorder, root: int, run: str) -> None:
+    def __init__(self, recorder: Recorder, root: int, run: str, nodes: Sequence[int] = ()) -> None:
         self.sink = Sink(recorder)
         self.root = root
         self.run = run
+        self._every = CPU_NS if len(nodes) > 1 else 0
         self.names: dict[int, str] = {}
         self.starts: dict[int, int] = {}
         self._threads: dict[tuple[int, int], Watch] = {}
@@ -180,7 +183,7 @@ class System:
         if (pid, tid) in self._threads or len(self._threads) >= 4 * MAX_THREADS:
             return
         try:
-            self._threads[pid, tid] = Watch(pid, tid)
+            self._threads[pid, tid] = Watch(pid, tid, self._every)
         except OSError:
             return
         name = _line(f"/proc/{pid}/task/{tid}/comm")

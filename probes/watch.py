@@ -25,14 +25,19 @@ _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 class Watch:
     """A thread: its schedstat file, kept open, and what it said last.
 
-    After a look, `ran` says whether its numbers had changed and `ended` whether it is gone.
+    After a look, `ran` says whether its numbers had changed and `ended` whether it is gone. While
+    it runs it is asked for the CPU that it ran on last at least every so many ns, where that is not
+    0; else it is told only with page faults.
     """
 
-    __slots__ = ("_asked", "_descriptor", "_last", "_seen", "ended", "pid", "ran", "tid")
+    __slots__ = ("_asked", "_descriptor", "_every", "_last", "_seen", "_told", "ended", "pid",
+                 "ran", "tid")  # fmt: skip
 
-    def __init__(self, pid: int, tid: int) -> None:
+    def __init__(self, pid: int, tid: int, every: int = 0) -> None:
         self.pid = pid
         self.tid = tid
+        self._every = every
+        self._told = 0
         self.ran = self.ended = self._asked = False
         self._last = (0, 0, 0)
         self._seen = perf_counter_ns()
@@ -61,14 +66,19 @@ class Watch:
         now = perf_counter_ns()
         busy = on_cpu - self._last[0] + delay - self._last[1]
         ask = not self._asked or now - self._seen - busy >= BLOCKED_NS
+        ask = ask or (self._every > 0 and now - self._told >= self._every)
         self._last, self._seen = (on_cpu, delay, slices), now
         self.ran = self._asked = True
-        faults = thread_faults(self.pid, self.tid) if ask else None
-        pages, kernel = faults or (0, 0)
-        known = 0 if faults is None else layout.SCHED_FAULTS
+        told = self._ask(now) if ask else None
+        pages, kernel, cpu = told or (0, 0, -1)
+        known = 0 if told is None else layout.SCHED_FAULTS
         put(words, at + WORDS_A_CELL, layout.MORE, delay, slices, pages, known, kernel)
-        put(words, at, layout.SCHED, now, on_cpu, 0, self.pid, self.tid, layout.FLAG_MORE)
+        put(words, at, layout.SCHED, now, on_cpu, cpu + 1, self.pid, self.tid, layout.FLAG_MORE)
         return 2 * WORDS_A_CELL
+
+    def _ask(self, now: int) -> tuple[int, int, int] | None:
+        self._told = now
+        return thread_stat(self.pid, self.tid)
 
 
 def look(watches: Sequence[Watch], words: memoryview[int], at: int) -> int:
@@ -83,12 +93,16 @@ def look(watches: Sequence[Watch], words: memoryview[int], at: int) -> int:
     return at
 
 
-def thread_faults(pid: int, tid: int) -> tuple[int, int] | None:
-    """Major page faults of a thread, and its CPU time in the kernel, µs, both modulo 2^32."""
+def thread_stat(pid: int, tid: int) -> tuple[int, int, int] | None:
+    """What a thread's `stat` says; None where it cannot be read.
+
+    Its major page faults and its CPU time in the kernel, µs, both modulo 2^32, and the CPU that it
+    ran on last.
+    """
     words = stat(f"{pid}/task/{tid}")
-    if not words:
+    if len(words) < 37:
         return None
-    return int(words[9]) & layout.ALL, int(words[12]) * _TICK_US & layout.ALL
+    return int(words[9]) & layout.ALL, int(words[12]) * _TICK_US & layout.ALL, int(words[36])
 
 
 def stat(of: str) -> list[bytes]:

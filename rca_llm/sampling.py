@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from rca_llm import faults
 from rca_llm.probes import format as layout
-from rca_llm.probes import nvml, recorder
+from rca_llm.probes import nodes, nvml, recorder
+from rca_llm.probes.pages import Pages
 from rca_llm.probes.system import Sink, System
 from rca_llm.run import Run
 
@@ -19,6 +20,7 @@ TICK_S = 0.010
 CENSUS_S = 0.200
 SLOW_S = 1.0
 GPU_S = 0.100
+PAGES_S = 0.5
 # The sampler takes at most this share of one processor: where reading takes long (many threads),
 # it reads less often.
 MAX_SHARE = 0.05
@@ -45,7 +47,8 @@ class Sampler:
         self._ends = bytearray(1)  # the same for what looks without Python
         self._began = time.monotonic()
         self._recorder = open_segment(run)
-        self._system = System(self._recorder, pid, str(run.path))
+        self._nodes = nodes.tell(self._recorder)
+        self._system = System(self._recorder, pid, str(run.path), self._nodes)
         self._gap: tuple[memoryview[int], int] | None = None
         self._gate = run.gate()
         self._changed = self._told()
@@ -172,16 +175,17 @@ class Sampler:
         if gpus is None or not gpus.handles:
             return
         own = open_segment(self.run)
-        for index, name in enumerate(gpus.names()):
-            own.info("gpu", name, index)
+        gpus.tell(own)
         sink = Sink(own)
-        plan = Plan(
-            [
-                (GPU_S, lambda: gpus.sample(sink)),
-                (SLOW_S, lambda: gpus.sample_traffic(sink)),
-                (SLOW_S, lambda: gpus.sample_processes(sink)),
-            ]
-        )
+        tasks: list[tuple[float, Callable[[], object]]] = [
+            (GPU_S, lambda: gpus.sample(sink)),
+            (SLOW_S, lambda: gpus.sample_traffic(sink)),
+            (SLOW_S, lambda: gpus.sample_processes(sink)),
+        ]
+        if len(self._nodes) > 1:  # else all memory is near
+            pages = Pages(sink, self._nodes)
+            tasks.append((PAGES_S, lambda: pages.look(self.seen)))
+        plan = Plan(tasks)
         while not self._stop.wait(plan.pause()):
             if self._gap is None:
                 plan.run_due()
@@ -200,7 +204,7 @@ def _prefer() -> None:
 class Plan:
     """Tasks that come due every so many seconds, slowed down to `MAX_SHARE` of a processor."""
 
-    def __init__(self, tasks: list[tuple[float, Callable[[], None]]]) -> None:
+    def __init__(self, tasks: Sequence[tuple[float, Callable[[], object]]]) -> None:
         self._tasks = [(period, task) for period, task in tasks]
         self._due = [time.monotonic() + period for period, _ in tasks]
         self._rest = 0.0  # until then, for the share's sake

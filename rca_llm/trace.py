@@ -149,6 +149,7 @@ STATES: Schema = {
     "start": "time",
     "end": "time",
     "state": "text",  # "running", "runnable", "blocked", "throttled" or "gil"
+    "cpu": "small",  # on which it ran, as far as that was looked at
 }
 SAMPLES: Schema = {
     "t": "time",
@@ -228,6 +229,9 @@ class Device:
     name: str | None = None
     process: int | None = None
     limits: dict[str, int] = field(default_factory=dict[str, int])
+    uuid: str | None = None
+    node: int | None = None
+    """The NUMA node of the machine that it is connected to."""
 
 
 @dataclass
@@ -253,6 +257,11 @@ PARTIAL = "partial"
 """Key in `Header.extra`: the input tells of collectives alone, not what devices and threads did."""
 PAUSES = "gaps"
 """Key in `Header.extra`: begin and end of each pause of a whole run, on the timeline's clock."""
+NODES = "nodes"
+"""Key in `Header.extra`: the machine's NUMA nodes with CPUs, by number as text: `cpus`, a list as
+the kernel writes it (`0-3,8`), and `distances` to nodes by number, 10 to itself."""
+SETTINGS = "settings"
+"""Key in `Header.extra`: settings of the engine by name, each on or off, as it told."""
 CUT = "cut"
 """Key in `Header.extra`: the input ends early, and what is missing may be device work."""
 SWITCHED_OFF = "recording was switched off for a while"

@@ -85,10 +85,10 @@ def test_a_look_writes_what_the_kernel_says(how: ModuleType, worker: Any) -> Non
     assert watch.ran
     on_cpu, delay, slices = before
     assert (words[1], words[4], words[5]) == (on_cpu, delay, slices)
-    assert words[2] >> 32 == worker.pid
+    faults, kernel, cpu = in_python.thread_stat(worker.pid, worker.pid) or (-1, -1, -1)
+    assert words[2] == cpu + 1 | worker.pid << 32
     assert words[3] == worker.pid | layout.tag(layout.SCHED, layout.FLAG_MORE) << 32
     assert words[7] >> 32 == layout.tag(layout.MORE)
-    faults, kernel = in_python.thread_faults(worker.pid, worker.pid) or (-1, -1)
     assert words[6] == faults | layout.SCHED_FAULTS << 32
     assert words[7] & layout.ALL == kernel
 
@@ -105,6 +105,26 @@ def test_a_thread_at_rest_writes_nothing_and_one_that_ran_does(
     assert how.look([watch], words, at) == at + 8
     assert words[at] > words[0]
     assert words[at + 1] > words[1]
+
+
+def test_a_busy_thread_is_asked_for_its_cpu_at_every_look_where_that_is_wanted(
+    how: ModuleType,
+) -> None:
+    busy = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+    try:
+        os.sched_setaffinity(busy.pid, {cpu := min(os.sched_getaffinity(busy.pid))})
+        watch, words, at = how.Watch(busy.pid, busy.pid, every=1), _room(40), 0
+        until = time.monotonic() + 60
+        while at < len(words) and time.monotonic() < until:
+            at = how.look([watch], words, at)
+    finally:
+        busy.kill()
+        busy.wait()
+    told = [words[place + 2] & layout.ALL for place in range(0, at, 8)]
+    assert len(told) > 2
+    assert 0 not in told
+    last = told[len(told) // 2 :]  # at first it may still be where it was started
+    assert set(last) == {cpu + 1}
 
 
 def test_a_thread_that_has_ended_is_known(how: ModuleType, worker: Any) -> None:

@@ -24,6 +24,7 @@ enum {
     TEXT_BYTES = 1024,
     FAULTS_FIELD = 10, /* behind the name: the state is the first */
     KERNEL_FIELD = 13,
+    CPU_FIELD = 37,
     SCHED_FAULTS = 1,
     REST = 19, /* a look that took some CPU time rests so many times as long: a share of 5 % */
 };
@@ -36,9 +37,16 @@ typedef struct Watch {
     int pid, tid;
     int schedstat, stat; /* descriptors; stat is -1 while not open */
     unsigned long long on_cpu, delay, slices;
-    int64_t seen;
+    int64_t seen, told; /* the last look, and the last that read `stat` */
+    long long every;    /* ns after which it is read in any case; 0: only for faults */
     char asked, ran, ended;
 } Watch;
+
+/* What a thread's `stat` says: major faults, time in the kernel, µs, and the CPU it ran on last. */
+typedef struct Told {
+    int known;
+    uint64_t faults, kernel, cpu;
+} Told;
 
 static int open_file(const Watch *watch, const char *name)
 {
@@ -57,29 +65,30 @@ static size_t read_file(int fd, char *text)
 
 /* ---------------------------------------------------------------- one thread */
 
-/* Major faults and time in the kernel, µs, of a thread; whether it said. */
-static int parse_faults(const char *text, uint64_t *faults, uint64_t *kernel)
+static void parse_stat(const char *text, Told *told)
 {
     const char *at = strrchr(text, ')'); /* the name before it may hold anything */
     int field = 0;
-    for (; at && *at && field < KERNEL_FIELD; at++) {
+    for (; at && *at && field < CPU_FIELD; at++) {
         if (*at != ' ')
             continue;
         field++;
         if (field == FAULTS_FIELD)
-            *faults = strtoull(at + 1, NULL, 10);
+            told->faults = strtoull(at + 1, NULL, 10);
         if (field == KERNEL_FIELD)
-            *kernel = strtoull(at + 1, NULL, 10) * tick_us;
+            told->kernel = strtoull(at + 1, NULL, 10) * tick_us;
+        if (field == CPU_FIELD)
+            told->cpu = strtoull(at + 1, NULL, 10);
     }
-    return field == KERNEL_FIELD;
+    told->known = field == CPU_FIELD;
 }
 
-static int ask_faults(Watch *watch, uint64_t *faults, uint64_t *kernel)
+static void ask_stat(Watch *watch, Told *told)
 {
     char text[TEXT_BYTES];
     int fd = watch->stat >= 0 ? watch->stat : open_file(watch, "stat");
     if (fd < 0)
-        return 0;
+        return;
     size_t bytes = read_file(fd, text);
     if (watch->stat < 0 && __atomic_load_n(&kept, __ATOMIC_RELAXED) < MOST_KEPT) {
         watch->stat = fd;
@@ -87,7 +96,8 @@ static int ask_faults(Watch *watch, uint64_t *faults, uint64_t *kernel)
     } else if (watch->stat < 0) {
         close(fd);
     }
-    return bytes && parse_faults(text, faults, kernel);
+    if (bytes)
+        parse_stat(text, told);
 }
 
 static int parse_schedstat(const char *text, uint64_t values[3])
@@ -102,17 +112,17 @@ static int parse_schedstat(const char *text, uint64_t values[3])
     return 1;
 }
 
-static void write_cells(Cell *at, const Watch *watch, int known, uint64_t faults, uint64_t kernel)
+static void write_cells(Cell *at, const Watch *watch, const Told *told)
 {
     at[1].a = (int64_t)watch->delay;
     at[1].b = (int64_t)watch->slices;
-    at[1].c = (uint32_t)faults;
-    at[1].d = known ? SCHED_FAULTS : 0;
-    at[1].e = (uint32_t)kernel;
+    at[1].c = (uint32_t)told->faults;
+    at[1].d = told->known ? SCHED_FAULTS : 0;
+    at[1].e = (uint32_t)told->kernel;
     at[1].tag = cell_tag(RCA_MORE, 0);
     at->a = watch->seen;
     at->b = (int64_t)watch->on_cpu;
-    at->c = 0;
+    at->c = told->known ? (uint32_t)told->cpu + 1 : 0;
     at->d = (uint32_t)watch->pid;
     at->e = (uint32_t)watch->tid;
     __atomic_store_n(&at->tag, cell_tag(RCA_SCHED, RCA_FLAG_MORE), __ATOMIC_RELEASE);
@@ -122,7 +132,8 @@ static void write_cells(Cell *at, const Watch *watch, int known, uint64_t faults
 static size_t look_at(Watch *watch, Cell *at)
 {
     char text[TEXT_BYTES];
-    uint64_t values[3], faults = 0, kernel = 0;
+    uint64_t values[3];
+    Told told = {0};
     watch->ran = 0;
     if (watch->ended || !read_file(watch->schedstat, text) || !parse_schedstat(text, values)) {
         watch->ended = 1;
@@ -132,14 +143,18 @@ static size_t look_at(Watch *watch, Cell *at)
         return 0;
     int64_t now = clock_monotonic();
     int64_t busy = (int64_t)(values[0] - watch->on_cpu + values[1] - watch->delay);
-    int ask = !watch->asked || now - watch->seen - busy >= BLOCKED_NS;
+    int ask = !watch->asked || now - watch->seen - busy >= BLOCKED_NS ||
+              (watch->every && now - watch->told >= watch->every);
     watch->on_cpu = values[0];
     watch->delay = values[1];
     watch->slices = values[2];
     watch->seen = now;
     watch->asked = watch->ran = 1;
-    int known = ask && ask_faults(watch, &faults, &kernel);
-    write_cells(at, watch, known, faults, kernel);
+    if (ask) {
+        watch->told = now;
+        ask_stat(watch, &told);
+    }
+    write_cells(at, watch, &told);
     return 2;
 }
 
@@ -147,8 +162,9 @@ static size_t look_at(Watch *watch, Cell *at)
 
 static int watch_init(Watch *self, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"pid", "tid", NULL};
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ii", names, &self->pid, &self->tid))
+    static char *names[] = {"pid", "tid", "every", NULL};
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ii|L", names, &self->pid, &self->tid,
+                                     &self->every))
         return -1;
     self->schedstat = open_file(self, "schedstat");
     self->seen = clock_monotonic();

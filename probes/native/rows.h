@@ -74,6 +74,7 @@ typedef struct RowDevice {
     uint64_t memory_bytes, memory_bytes_s, clock_hz;
     uint32_t device, name, sms, warp, warps_per_sm, blocks_per_sm, registers_per_sm, shared_per_sm;
     uint32_t major, minor, l2_bytes, pad;
+    uint8_t uuid[16]; /* zeros: not told */
 } RowDevice;
 
 /* A collective or transfer that NCCL handed to the device: when that began and ended on the host, and
@@ -103,6 +104,6 @@ _Static_assert(sizeof(RowGraph) == 40, "row layout");
 _Static_assert(sizeof(RowOverhead) == 24, "row layout");
 _Static_assert(sizeof(RowExternal) == 16, "row layout");
 _Static_assert(sizeof(RowJit) == 32, "row layout");
-_Static_assert(sizeof(RowDevice) == 72, "row layout");
+_Static_assert(sizeof(RowDevice) == 88, "row layout");
 
 #endif

@@ -271,7 +271,8 @@ static void jit(Sink *self, const CuptiJit *from)
 /* Devices are written whatever the gate says: a report without them knows no limits. */
 static void device(Sink *self, const CuptiDevice *from)
 {
-    *(RowDevice *)row(self, ROW_DEVICE) = (RowDevice){
+    RowDevice *at = row(self, ROW_DEVICE);
+    *at = (RowDevice){
         .memory_bytes = from->memory_bytes,
         .memory_bytes_s = from->memory_bandwidth * 1000,
         .clock_hz = (uint64_t)from->core_clock * 1000,
@@ -287,6 +288,7 @@ static void device(Sink *self, const CuptiDevice *from)
         .minor = from->minor,
         .l2_bytes = from->l2_bytes,
     };
+    memcpy(at->uuid, from->uuid, sizeof at->uuid);
 }
 
 static void record(Sink *self, const CuptiRecord *from)

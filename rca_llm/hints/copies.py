@@ -1,4 +1,4 @@
-"""Causes in the way data moves: host copies, weight loading, PCIe, NUMA."""
+"""Causes in the way data moves: host copies, weight loading, PCIe."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ such as `pause_ns = 5_000_000`.
 
 | rule | the record that would be needed |
 |---|---|
-| R36 NUMA-REMOTE | the CPU in rows of `states`; samples of a process's pages by NUMA node; nodes |
-| | of CPUs and GPUs in the header. The events format has none of them |
+| R36 NUMA-REMOTE | `nodes` of machine and GPU; `cpu` of `states`, or samples of pages by node |
 | R46 BANK-CONFLICT | the counter `gpu.bank_conflicts` (`--counters`; not every GPU has it) |
 | R47 STRIDED-ACCESS | the counter `gpu.load_sectors`, likewise |
 | R25 GEMM-BELOW-75 | shapes of matrix products (`torch.profiler` with `record_shapes=True`) |

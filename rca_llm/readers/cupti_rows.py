@@ -49,7 +49,7 @@ _LAYOUTS = {
     ROW_JIT: "start:u8 end:u8 correlation:u4 device:u4 entry:u4 operation:u4",
     ROW_DEVICE: "memory_bytes:u8 memory_bytes_s:u8 clock_hz:u8 device:u4 name:u4 sms:u4 warp:u4 "
     "warps_per_sm:u4 blocks_per_sm:u4 registers_per_sm:u4 shared_per_sm:u4 major:u4 minor:u4 "
-    "l2_bytes:u4 pad:u4",
+    "l2_bytes:u4 pad:u4 uuid:16u1",
 }
 
 
@@ -62,7 +62,7 @@ def _dtype(layout: str) -> np.dtype[np.void]:
 ROWS = {kind: _dtype(layout) for kind, layout in _LAYOUTS.items()}
 """The dtype of each kind of row. What a newer collector appends to its rows is passed over."""
 
-_LEAST = {ROW_KERNEL: 80}
+_LEAST = {ROW_KERNEL: 80, ROW_DEVICE: 72}
 """The bytes of rows that older collectors wrote; what they lack is 0, unknown."""
 
 _NAMED = (ROW_KERNEL, ROW_API, ROW_DEVICE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,7 +230,13 @@ def _device(timeline: Timeline, row: np.void, process: int) -> Device:
     known = {name: value for name, value in limits.items() if value}
     version = {"major": int(row["major"]), "minor": int(row["minor"])} if row["major"] else {}
     name = timeline.text(int(np.int32(np.uint32(row["name"]))))
-    return Device(int(row["device"]), name, process, known | version)
+    return Device(int(row["device"]), name, process, known | version, uuid=_uuid(row))
+
+
+def _uuid(row: np.void) -> str | None:
+    """The device's UUID as the driver writes it; None where an older collector did not say."""
+    own = bytes(row["uuid"])
+    return f"GPU-{UUID(bytes=own)}" if any(own) else None
 
 
 def _note_overhead(timeline: Timeline, rows: Array) -> None:

@@ -25,9 +25,12 @@ def restore(timeline: Timeline) -> None:
 def _device(told: dict[str, Any]) -> Device:
     name, process = told.get("name"), told.get("process")
     limits = {k: v for k, v in as_dict(told.get("limits")).items() if type(v) is int}
+    uuid, node = told.get("uuid"), told.get("node")
     return Device(
         told["device"],
         name if isinstance(name, str) else None,
         process if type(process) is int else None,
         limits,
+        uuid if isinstance(uuid, str) else None,
+        node if type(node) is int and node >= 0 else None,
     )

@@ -19,6 +19,7 @@ from rca_llm.readers import (
     run_counters,
     run_header,
     run_manifest,
+    run_nodes,
     run_stacks,
     run_tables,
 )
@@ -100,6 +101,7 @@ def assembled(timeline: Timeline, path: str, segments: list[Segment]) -> Timelin
     run_counters.align(timeline)
     run_stacks.add(timeline, path)
     run_header.describe(timeline, segments, run_manifest.content(path))
+    run_nodes.add(timeline, segments)
     events = sum(len(table) for table in timeline.tables.values())
     if not events:
         raise UnreadableInput(

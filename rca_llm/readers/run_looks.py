@@ -12,6 +12,7 @@ from rca_llm.probes import format as layout
 from rca_llm.readers import run_calls, run_states
 from rca_llm.readers.run_counted import Looks
 from rca_llm.readers.run_free import Spans
+from rca_llm.readers.run_states import Key
 from rca_llm.readers.segments import Segment
 from rca_llm.table import Array
 from rca_llm.trace import Timeline
@@ -21,9 +22,7 @@ from rca_llm.trace import Timeline
 class Watched:
     """The looks at every thread, by process and thread, as far as they were read."""
 
-    parts: dict[tuple[int, int], list[Array]] = field(
-        default_factory=dict[tuple[int, int], list[Array]]
-    )
+    parts: dict[Key, list[Array]] = field(default_factory=dict[Key, list[Array]])
 
     def read(self, segment: Segment) -> None:
         """Add the looks that a segment holds."""
@@ -36,8 +35,9 @@ class Watched:
         )
         kernel = cells["e"][more].astype(np.int64)
         itself = np.full(len(places), segment.header["writer"] != layout.WRITER_LAUNCHER)
+        cpu = np.where(itself, -1, cells["c"][places].astype(np.int64) - 1)
         times = cells["a"][places], cells["b"][places], cells["a"][more]
-        rows = np.stack([*times, faults, kernel, itself])
+        rows = np.stack([*times, faults, kernel, itself, cpu])
         order = np.argsort(keys, kind="stable")
         found, first = np.unique(keys[order], return_index=True)
         for key, own in zip(found.tolist(), np.split(order, first)[1:], strict=True):
@@ -45,22 +45,30 @@ class Watched:
 
     def add_to(self, timeline: Timeline) -> None:
         """Append what threads did, from the looks at them and the calls that are known."""
-        looks, strings = self._looks(), timeline.strings
+        looks, cpus = self._looks()
+        strings = timeline.strings
         calls, locks = run_calls.spans(timeline), run_calls.spans(timeline, "gil")
         edges, throttled = run_calls.edges(timeline), _throttled(timeline)
-        known = run_states.Known(calls, locks, edges, throttled, _fault_work(timeline))
+        work = _fault_work(timeline)
+        known = run_states.Known(calls, locks, edges, throttled, work, cpus)
         timeline.add("states", run_states.states(looks, strings, known))
         timeline.add("ranges", run_states.faults(looks, strings, known))
         timeline.header.extra["threads"] = run_states.totals(looks)
 
-    def _looks(self) -> dict[tuple[int, int], Looks]:
-        """The looks at each thread by time; the launcher and the thread itself look."""
-        looks: dict[tuple[int, int], Looks] = {}
+    def _looks(self) -> tuple[dict[Key, Looks], dict[Key, Spans]]:
+        """The looks at each thread by time, and which CPU it ran on by those that said so.
+
+        The launcher and the thread itself look.
+        """
+        looks: dict[Key, Looks] = {}
+        cpus: dict[Key, Spans] = {}
         for key, parts in self.parts.items():
             rows = np.concatenate(parts, axis=1)
-            time, on_cpu, delay, faults, kernel, own = rows[:, np.argsort(rows[0], kind="stable")]
+            rows = rows[:, np.argsort(rows[0], kind="stable")]
+            time, on_cpu, delay, faults, kernel, own, cpu = rows
             looks[key] = Looks(time, on_cpu, delay, faults, kernel, own > 0)
-        return looks
+            cpus[key] = time[cpu >= 0], cpu[cpu >= 0]
+        return looks, cpus
 
 
 def _fault_work(timeline: Timeline) -> int:

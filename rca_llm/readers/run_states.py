@@ -51,7 +51,8 @@ class Known:
     `calls` are the system calls of each thread, `locks` its waits for the GIL, which are among
     them, `edges` when its records begin and end, in order; `throttled` is when the quota of the
     run's cgroups kept threads from running, `fault_work` the CPU time that a page fault takes at
-    least, ns, where that was measured.
+    least, ns, where that was measured. `cpus` are the times of looks that said on which CPU a
+    thread had run last, and which.
     """
 
     calls: Mapping[Key, Spans] = field(default_factory=dict[Key, Spans])
@@ -59,6 +60,7 @@ class Known:
     edges: Mapping[Key, Ints] = field(default_factory=dict[Key, Ints])
     throttled: Spans = NO_SPANS
     fault_work: int = 0
+    cpus: Mapping[Key, tuple[Ints, Ints]] = field(default_factory=dict[Key, tuple[Ints, Ints]])
 
 
 def states(looks: Mapping[Key, Looks], strings: Strings, known: Known | None = None) -> Table:
@@ -136,6 +138,7 @@ def _thread(key: Key, looks: Looks, strings: Strings, known: Known) -> dict[str,
     placed = free.placed(_laid(between, edges, (waits, runs, np.zeros(len(waits), bool))))
     placed = _joined(placed, _in_locks(looks, between, known.locks.get(key, NO_SPANS)))
     placed = _throttled(placed, known.throttled)
+    placed, cpu = _on_cpus(placed, known.cpus.get(key, (NO_EDGES, NO_EDGES)))
     codes = np.array([strings.code(name) for name in _NAMES])
     return {
         "process": np.full(len(placed), key[0]),
@@ -143,7 +146,21 @@ def _thread(key: Key, looks: Looks, strings: Strings, known: Known) -> dict[str,
         "start": placed.start,
         "end": placed.end,
         "state": codes[placed.label],
+        "cpu": cpu,
     }
+
+
+def _on_cpus(pieces: Pieces, looks: tuple[Ints, Ints]) -> tuple[Pieces, Ints]:
+    """Pieces cut where another CPU was seen, and the CPU of those that ran; -1 where unknown.
+
+    A look tells on which CPU a thread ran last, so it holds for the time before it.
+    """
+    time, cpu = looks
+    if not len(time) or not len(pieces):
+        return pieces, np.full(len(pieces), -1, np.int64)
+    pieces = intervals.cut(pieces, time[:-1][cpu[1:] != cpu[:-1]])
+    found = np.append(cpu, -1)[np.searchsorted(time, pieces.start, "right")]
+    return pieces, np.where(pieces.label == RUNNING, found, -1)
 
 
 RUNNABLE, RUNNING, THROTTLED = range(3)
