@@ -62,14 +62,16 @@ def sum_by(label: Array, weight: Array, labels: int) -> Ints:
 def union(start: Array, end: Array) -> tuple[Ints, Ints]:
     """The union as disjoint, ascending intervals that do not touch."""
     keep = end > start
-    start, end = start[keep], end[keep]
+    if not keep.all():
+        start, end = start[keep], end[keep]
     if not len(start):
         return EMPTY.start, EMPTY.end
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order])
-    opens = np.concatenate([[True], start[1:] > reach[:-1]])
-    first = np.flatnonzero(opens)
-    return start[first], reach[np.concatenate([first[1:] - 1, [len(start) - 1]])]
+    if np.any(start[1:] < start[:-1]):
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    opens = np.flatnonzero(start[1:] > reach[:-1])
+    return start[np.append(0, opens + 1)], reach[np.append(opens, len(start) - 1)]
 
 
 def length(start: Array, end: Array) -> int:
@@ -158,10 +160,12 @@ def innermost_wins(start: Array, end: Array) -> Pieces:
     start, end = start[order], end[order]
     if not len(order):
         return EMPTY
+    if np.all(end[:-1] <= start[1:]):
+        return Pieces(start, end, order)
     around = _by_depth(start, end)
     nested = _contained(end, around)
     pieces = _nested(start, end, around) if nested else _crossing(start, end)
-    return join(pieces.relabel(order))
+    return pieces.relabel(order)
 
 
 def parents(start: Array, end: Array) -> Ints:
@@ -232,7 +236,7 @@ def _crossing(start: Array, end: Array) -> Pieces:
         closed = closed[label[closed] >= 0]
         closed = closed[end[label[closed]] <= times[closed]]
     keep = label >= 0
-    return Pieces(times[keep], edges[1:][keep], label[keep])
+    return join(Pieces(times[keep], edges[1:][keep], label[keep]))
 
 
 def distinct(values: Array) -> Ints:
@@ -279,18 +283,28 @@ def overlay(layers: Sequence[Pieces], low: int, high: int) -> tuple[Pieces, Ints
     """
     if high <= low:
         return EMPTY, EMPTY.label
-    edges = [np.array([low, high], np.int64)]
-    for layer in layers:
-        edges += [layer.start, layer.end]
-    times = distinct(np.clip(np.concatenate(edges), low, high))
-    label = np.full(len(times) - 1, NOTHING, np.int64)
-    source = np.full(len(times) - 1, NOTHING, np.int64)
+    # Each layer's edges ascend, so sorting them all is a merge; where an odd number of a layer's
+    # edges has passed, one of its pieces is open.
+    edges = [np.array([low, high], np.int64), *map(_edges, layers)]
+    owner = np.repeat(np.arange(len(edges), dtype=np.int32), [len(own) for own in edges])
+    times = np.clip(np.concatenate(edges), low, high)
+    order = np.argsort(times, kind="stable")
+    times, owner = times[order], owner[order]
+    last = np.flatnonzero(times[1:] != times[:-1])
+    label = np.full(len(last), NOTHING, np.int64)
+    source = np.full(len(last), NOTHING, np.int64)
     for number, layer in enumerate(layers):
-        free = np.flatnonzero(source < 0)
-        row = at(layer, times[free])
-        hit = free[row >= 0]
-        label[hit], source[hit] = layer.label[row[row >= 0]], number
-    return Pieces(times[:-1], times[1:], label), source
+        if not len(layer):
+            continue
+        passed = np.cumsum(owner == number + 1)[last]
+        hit = np.flatnonzero((source < 0) & (passed % 2 == 1))
+        label[hit], source[hit] = layer.label[passed[hit] // 2], number
+    return Pieces(times[last], times[last + 1], label), source
+
+
+def _edges(pieces: Pieces) -> Ints:
+    """The start and the end of every piece, one after another, which is in ascending order."""
+    return np.column_stack([pieces.start, pieces.end]).reshape(-1)
 
 
 def within(pieces: Pieces, gaps: tuple[Ints, Ints]) -> Pieces:
@@ -329,7 +343,7 @@ def sums_in(pieces: Pieces, start: Array, end: Array, labels: int) -> Ints:
     if not len(start):
         return sums
     pieces = _near(pieces, int(np.min(start)), int(np.max(end)))
-    for label in distinct(pieces.label[pieces.label >= 0]).tolist():
+    for label in np.flatnonzero(np.bincount(pieces.label[pieces.label >= 0])).tolist():
         mine = pieces.label == label
         measure = Measure(pieces if mine.all() else pieces.take(np.flatnonzero(mine)))
         sums[:, label] = measure.until(end) - measure.until(start)

@@ -173,24 +173,30 @@ _FIELDS = ("start", "end", "label")
 def _explain_thread(
     records: HostRecords, gaps: tuple[Ints, Ints], thread: int, engine: int
 ) -> Pieces:
-    """What one thread did in its gaps, `scheduling.other` where nothing tells.
+    """What one thread did in its gaps, `scheduling.other` where nothing tells."""
+    low, high = int(gaps[0][0]), int(gaps[1][-1])
+    pieces, _ = intervals.overlay(layers(records, gaps, thread, engine), low, high)
+    label = np.where(pieces.label == NO_PART, CODE["scheduling.other"], pieces.label)
+    return intervals.within(Pieces(pieces.start, pieces.end, label), gaps)
+
+
+def layers(
+    records: HostRecords, gaps: tuple[Ints, Ints], thread: int, engine: int = NO_THREAD
+) -> list[Pieces]:
+    """What tells of one thread in some disjoint, ascending gaps, what counts first in front.
 
     On an engine that computes on the CPU, other threads that compute, of whatever process, are
     what devices are elsewhere: they come before what the thread does as mere host work.
     """
     own, computing = _recorded(records, gaps, thread), _computing(records, gaps, thread)
-    layers = [own]
+    found = [own]
     if any(map(len, computing)):
         plain = own.label == CODE["scheduling.host"]
         telling, rest = own.take(np.flatnonzero(~plain)), own.take(np.flatnonzero(plain))
-        layers = [telling, *computing, rest]
+        found = [telling, *computing, rest]
     if engine not in (NO_THREAD, thread):
-        layers.append(_recorded(records, gaps, engine))
-    layers.append(_running(records, thread))
-    low, high = int(gaps[0][0]), int(gaps[1][-1])
-    pieces, _ = intervals.overlay(layers, low, high)
-    label = np.where(pieces.label == NO_PART, CODE["scheduling.other"], pieces.label)
-    return intervals.within(Pieces(pieces.start, pieces.end, label), gaps)
+        found.append(_recorded(records, gaps, engine))
+    return [*found, _running(records, thread)]
 
 
 def _recorded(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:

@@ -75,17 +75,17 @@ def _thread(member: Member) -> Pieces:
     rank, segments = partition.rank, partition.segments
     if rank.span == 0:
         return intervals.EMPTY
-    busy, main = segments.activity >= 0, main_thread(member)
-    idle = segments.pieces.take(np.flatnonzero(~busy))
-    window = np.array([rank.start]), np.array([rank.end])
-    own = host.explain(recording.host, window, np.array([main]))
-    own = intervals.within(own, intervals.union(segments.start[busy], segments.end[busy]))
+    # A wait for a neighbour is one of the device's work: the thread does what its records tell.
+    waits = intervals.at(partition.contended, segments.start) >= 0
+    waits &= segments.part == CODE["scheduling.queue"]
+    idle = segments.pieces.take(np.flatnonzero((segments.activity < 0) & ~waits))
+    window, main = (np.array([rank.start]), np.array([rank.end])), main_thread(member)
+    layers = [idle, *host.layers(recording.host, window, main)]
+    pieces, layer = intervals.overlay(layers, rank.start, rank.end)
+    untold = layer < 0
     if recording.on_gpu and not len(recording.timeline["api"]):
         # Without its calls nobody can tell a thread that works from one that spins in a wait.
-        spinning = own.label == CODE["scheduling.host"]
-        label = np.where(spinning, CODE["scheduling.other"], own.label)
-        own = Pieces(own.start, own.end, label)
-    names = ("start", "end", "label")
-    both = Pieces(*(np.concatenate([getattr(idle, n), getattr(own, n)]) for n in names))
-    pieces = intervals.join(both.take(np.argsort(both.start, kind="stable")))
+        untold |= (layer > 0) & (pieces.label == CODE["scheduling.host"])
+    label = np.where(untold, CODE["scheduling.other"], pieces.label)
+    pieces = intervals.join(Pieces(pieces.start, pieces.end, label))
     return hand_overs.relabelled(pieces, hand_overs.driven(member, main))
