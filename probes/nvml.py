@@ -65,12 +65,16 @@ class Nvml:
         for index, (name, handle) in enumerate(zip(self.names(), self.handles, strict=True)):
             recorder.info("gpu", name, index)
             uuid = self._told("nvmlDeviceGetUUID", handle)
-            pci = self._told("nvmlDeviceGetPciInfo", handle)
-            node = None if pci is None else node_of_pci(_text(pci.busId))
+            node = self.node(handle)
             if uuid is not None:
                 recorder.info(GPU_UUID, _text(uuid), index)
             if node is not None:
                 recorder.info(GPU_NODE, str(node), index)
+
+    def node(self, handle: Any) -> int | None:
+        """The NUMA node that a GPU is connected to, None where nobody says."""
+        pci = self._told("nvmlDeviceGetPciInfo", handle)
+        return None if pci is None else node_of_pci(_text(pci.busId))
 
     def _told(self, question: str, handle: Any) -> Any:
         """What the driver says of a GPU, None where it has no answer."""

@@ -33,6 +33,7 @@ SCRIPTS = (
     "generate",
     "injection",
     "nccl",
+    "numa",
     "overhead",
     "scale",
 )

@@ -141,6 +141,21 @@ def test_gaps_are_charged_in_both_modes(machine: Machine) -> None:
     assert found["parts"]["eager"]["compute.other"] > 0
 
 
+def test_a_program_is_traced_near_its_gpu_and_far_from_it(machine: Machine) -> None:
+    near, *rest = sorted(os.sched_getaffinity(0))
+    cpus = f"{near}/{rest[-1] if rest else near + 1}"  # two "nodes", the second perhaps closed
+    found = machine.run("numa.py", "--seconds", "1", "--cpus", cpus, results="numa.json")
+    assert "error" not in found
+    assert found["free"]["copies"]["H2D pageable"] > 0
+    assert found["free"]["by its own clock"]["steps"] > 0
+    assert sum(found["free"]["running_ns_by_cpu"][0].values()) > 0
+    bound = [found[name]["by its own clock"]["cpus"] for name in ("near", "far") if name in found]
+    assert bound == ([1, 1] if rest else [])
+    assert (found["left out"] is None) == bool(rest)
+    if rest:  # this machine's real nodes decide about a verdict, not the ones made up here
+        assert found["near and far"]["nodes"] == found["free"]["nodes"] * 2
+
+
 @pytest.mark.parametrize(
     ("family", "runs"),
     [
