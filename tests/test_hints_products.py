@@ -44,6 +44,62 @@ def test_products_below_the_roof(reached: float, fires: bool, computing: bool) -
         assert found["saving_ns"] == pytest.approx(saved, rel=0.02)
 
 
+FLOPS, MOVED = 0.5e12, 1.667e9  # of the slow product: 0.51 ms by operations, 0.35 ms by bytes
+LEAST = FLOPS / PEAK
+
+
+def beside(count: int, reached: float, **other: float) -> dict[str, Any]:
+    """R25 of 20 steps with a slow product each, at 0.1, and `count` others that reach more."""
+    flops, moved = other.pop("flops", 2 * FLOPS), other.pop("moved", 2 * MOVED)
+    scene, tokens = Scene(), list[int]()
+    scene.device()
+    for i in range(20):
+        t = i * 20 * MS
+        scene.step(i, t, t + 20 * MS, R="decode" if i else "prefill")
+        slow: dict[str, Any] = {"flops": int(FLOPS), "moved": int(MOVED), "format": 0}
+        scene.kernel(GEMM, t, t + round(LEAST / 0.1 * 1e9), **slow)
+        if i < count:
+            roof = max(flops / PEAK, moved / MEMORY)
+            like = {"flops": int(flops), "moved": int(moved), "format": 0} | other
+            scene.kernel(GEMM, t + 6 * MS, t + 6 * MS + round(roof / reached * 1e9), **like)
+        tokens.append(t + 20 * MS)
+    scene.request("R", 0, tokens)
+    return hint(scene.summary(), "R25")
+
+
+def test_others_like_them_are_the_yardstick() -> None:
+    found = beside(20, 0.9)
+    assert found["title"].endswith("where others like it reach 90 %")
+    assert found["evidence"]["yardstick_share"] == pytest.approx(0.9, rel=0.01)
+    assert found["evidence"]["yardstick"].startswith("others of the trace")
+    saved = 20 * LEAST * 1e9 * (1 / 0.1 - 1 / 0.9)
+    assert found["saving_ns"] == pytest.approx(saved, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "count, reached, other",
+    [
+        (19, 0.9, {}),  # too few
+        (20, 0.9, {"moved": 0.78 * MOVED}),  # 2.6 times the operations a byte
+        (20, 0.9, {"flops": 11 * FLOPS, "moved": 11 * MOVED}),  # far more work
+        (20, 0.9, {"moved": 3.75 * MOVED}),  # bound by memory
+        (20, 1.8, {"format": 1}),  # other numbers, whose peak is twice as high
+        (20, 0.7, {}),  # below the roof themselves
+        (20, 1.3, {}),  # quicker than their numbers allow
+    ],
+)
+def test_else_the_yardstick_is_the_threshold(
+    count: int, reached: float, other: dict[str, float]
+) -> None:
+    found = beside(count, reached, **other)
+    assert "others" not in found["title"]
+    assert found["evidence"]["yardstick_share"] == 0.75
+    assert found["evidence"]["yardstick"].startswith("the threshold")
+    saved = 20 * LEAST * 1e9 * (1 / 0.1 - 1 / 0.75)
+    rest = 20 * 2 * LEAST * 1e9 * (1 / 0.7 - 1 / 0.75) if reached == 0.7 else 0
+    assert found["saving_ns"] == pytest.approx(saved + rest, rel=0.01)
+
+
 def test_the_peak_is_that_of_the_observed_clock() -> None:
     scene = multiplying(0.7, clock_hz=1_980_000_000)
     for i in range(20):
