@@ -12,6 +12,7 @@ from tests.traced import Traced, environment, texts, trace
 
 SCHEDULER = """
 class Scheduler:
+    scheduler_config = SimpleNamespace(async_scheduling=True)
     def __init__(self):
         self.requests, self.running, self.waiting = {}, [], []
         self.kv_cache_manager = SimpleNamespace(
@@ -110,6 +111,7 @@ def test_vllm_steps_overlap_and_keep_their_batches(tmp_path: Path) -> None:
     steps, batch = timeline["steps"], timeline["batch"]
     assert steps["id"].tolist() == [1, 2, 3]
     assert steps["start"][1] < steps["end"][0] < steps["end"][1]
+    assert timeline.header.extra["settings"] == {"async_scheduling": True}
     rows = zip(
         batch["step"].tolist(),
         texts(timeline, "batch", "request"),

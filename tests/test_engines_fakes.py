@@ -36,7 +36,7 @@ _SGLANG = """
 from sglang.srt.managers.tp_worker import TpModelWorker
 class Result: pass
 class Scheduler:
-    tp_rank = 0
+    tp_rank, enable_overlap = 0, True
     def __init__(self, plan):
         self.plan, self.waiting_queue, self.worker = plan, [], TpModelWorker()
         self.running_batch = type("Running", (), {"reqs": []})
@@ -134,6 +134,7 @@ def test_sglang_steps_overlap_and_keep_their_batches(tmp_path: Path) -> None:
     steps = timeline["steps"]
     assert steps["id"].tolist() == [1, 2, 3]
     assert steps["start"][1] < steps["end"][0] < steps["end"][1]
+    assert timeline.header.extra["settings"] == {"async_scheduling": True}
     assert _batches(timeline) == [
         (0, "A", "prefill", 8),
         (1, "A", "decode", 1),

@@ -13,7 +13,7 @@ from rca_llm.errors import RcaError
 from rca_llm.hints import RULES, advice, document, thresholds
 from rca_llm.hints.judge import judge
 from rca_llm.hints.model import Stage
-from tests.scenes import GEMM, MS, Scene, hint
+from tests.scenes import GEMM, MS, Scene, hint, spread
 
 PAGE = Path(__file__).parent.parent / "docs" / "hints.md"
 CLASSES = {"compute", "communication", "io", "scheduling", "unknown"}
@@ -86,6 +86,28 @@ def test_rows_have_the_form_of_the_contract() -> None:
 def test_advice_names_the_settings_of_the_engine_at_hand() -> None:
     assert "--async-scheduling" in advice.advice("R09", "vllm")[0]
     assert len(advice.advice("R09", None)) == 1
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_advice_leaves_out_what_is_on(engine: str) -> None:
+    texts = advice.advice("R09", engine, on=["async_scheduling"])
+    assert len(texts) == 2
+    assert not any("--async" in text or "Overlap" in text or "Do not" in text for text in texts)
+    assert advice.advice("R09", engine, on=["another"]) == advice.advice("R09", engine)
+
+
+@pytest.mark.parametrize(
+    ("told", "advised", "known"),
+    [({"async_scheduling": True}, False, True), ({"async_scheduling": False}, True, False)]
+    + [(anything, True, None) for anything in ({}, None, "on", {"async_scheduling": "on"})],
+)
+def test_a_hint_knows_what_the_engine_told(told: object, advised: bool, known: bool | None) -> None:
+    scene = Scene(engine="vllm 0.20.2")
+    scene.serve(idle=spread(range(20), 0, 3 * MS))
+    scene.timeline.header.extra["settings"] = told
+    found = hint(scene.summary(), "R09")
+    assert any("--async-scheduling" in text for text in found["advice"]) == advised
+    assert found["evidence"]["async_scheduling"] is known
 
 
 def test_a_trace_of_nothing_gives_no_hint() -> None:

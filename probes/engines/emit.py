@@ -41,6 +41,16 @@ def event(name: str, request: str, time: int, count: int = 0) -> None:
         pass
 
 
+def setting(name: str, on: object) -> None:
+    """A setting that the engine works with, on or off; nothing where it does not tell."""
+    if type(on) is not bool:
+        return
+    try:
+        current().info("engine.setting", "%s=%s" % (name, "on" if on else "off"))
+    except FAULTS:
+        pass
+
+
 def alias(request: str, known_as: str, time: int) -> None:
     """The id ``request`` of an engine stands for what clients know as ``known_as``."""
     try:

@@ -123,6 +123,8 @@ def _launch(scheduler: Any, batch: Any) -> emit.Step | None:
     rows = list(_batch(batch))
     if _first_rank(scheduler):
         _admitted([request.rid for request in requests], start)
+    if not _count[0]:
+        emit.setting("async_scheduling", getattr(scheduler, "enable_overlap", None))
     _count[0] += 1
     _launching.append(_count[0])
     gpu.push_step(_count[0])

@@ -69,6 +69,9 @@ def _scheduled(scheduler: Any, output: Any, began: int) -> None:
         _preempted_unsaid(scheduler, began)
     if not output.num_scheduled_tokens:
         return
+    if not _count[0]:
+        config = getattr(scheduler, "scheduler_config", None)
+        emit.setting("async_scheduling", getattr(config, "async_scheduling", None))
     _count[0] += 1
     setattr(output, STEP, _count[0])
     for new in output.scheduled_new_reqs:

@@ -22,7 +22,9 @@ from rca_llm.hints.model import Charge
 from rca_llm.hints.thresholds import Thresholds
 from rca_llm.hints.wording import plural
 from rca_llm.intervals import Pieces
+from rca_llm.readers.events_values import as_dict
 from rca_llm.table import UNKNOWN, Array, Ints, Mask, Table, known
+from rca_llm.trace import SETTINGS
 from rca_llm.whatif import Model
 
 Answer = TypeVar("Answer")
@@ -83,6 +85,17 @@ class Case:
         named = " ".join(r.timeline.header.engine or "" for r in self.job.recordings).lower()
         told = next((engine for engine in _ENGINES if engine in named), None)
         return told or next(filter(None, map(_engine_of_steps, self.job.recordings)), None)
+
+    @cached_property
+    def settings(self) -> dict[str, bool]:
+        """Which settings of the engine are on or off, where all recordings that tell agree."""
+        told: dict[str, set[bool]] = {}
+        for recording in self.job.recordings:
+            given = recording.timeline.header.extra.get(SETTINGS)
+            for name, on in as_dict(given).items():
+                if isinstance(on, bool):
+                    told.setdefault(name, set()).add(on)
+        return {name: True in on for name, on in told.items() if len(on) == 1}
 
     @cached_property
     def graph_level(self) -> bool:

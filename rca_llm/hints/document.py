@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 
 from rca_llm.hints import RULES
@@ -74,7 +75,7 @@ def _section(rule: Rule) -> Iterator[str]:
     if advice:
         yield ""
     for engine, text in advice.items():
-        yield f"- {'Try' if engine == 'any' else engine}: {text}"
+        yield f"- {re.sub('^any', 'Try', engine)}: {text}"
 
 
 if __name__ == "__main__":

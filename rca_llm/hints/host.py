@@ -248,6 +248,7 @@ def host_between_steps(case: Case) -> Hint | None:
             "step_share": best.share,
             "told_share": best.told,
             "ranges": what or None,
+            "async_scheduling": case.settings.get("async_scheduling"),
         },
     )
 

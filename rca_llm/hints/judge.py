@@ -123,8 +123,12 @@ def _row(rule: Rule, hint: Hint, case: Case) -> dict[str, Any]:
         "evidence": dict(_evidence(rule, hint, case)),
         "requests": list(charge.requests[:MOST_REQUESTS]),
         "window": _window(hint, case),
-        "advice": advice(rule.id, case.engine, hint.advice),
+        "advice": advice(rule.id, case.engine, hint.advice, _settings_on(case)),
     }
+
+
+def _settings_on(case: Case) -> list[str]:
+    return [name for name, on in case.settings.items() if on]
 
 
 def _evidence(rule: Rule, hint: Hint, case: Case) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from rca_llm.probes import format as layout
 from rca_llm.readers import run_calls
 from rca_llm.readers.segments import Segment, pauses
 from rca_llm.table import UNKNOWN, Table
-from rca_llm.trace import PAUSES, PROCESSES, SWITCHED_OFF, THREADS, Header, Timeline
+from rca_llm.trace import PAUSES, PROCESSES, SETTINGS, SWITCHED_OFF, THREADS, Header, Timeline
 
 _TOLD = ("command", "kernel", "options", "status")
 """What the manifest says of how a run was made; secrets left the command when it was written."""
@@ -34,6 +34,7 @@ def describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, An
             **{key: manifest.get(key) for key in _TOLD},
             PAUSES: pauses(segments),
             "probes": _probes(segments),
+            SETTINGS: _settings(segments),
             "neighbours": {str(pid): text for pid, _, text in _told(segments, "neighbour")},
             "short_calls": run_calls.short_calls(segments),
         },
@@ -74,6 +75,15 @@ def _probes(segments: list[Segment]) -> dict[str, list[str]]:
         state: sorted({text for _, _, text in _told(segments, f"probe.{state}")})
         for state in states
     }
+
+
+def _settings(segments: list[Segment]) -> dict[str, bool]:
+    """Settings of the engine that its processes tell, on or off; none on which they differ."""
+    told: dict[str, set[str]] = {}
+    for _, _, text in _told(segments, "engine.setting"):
+        name, _, value = text.partition("=")
+        told.setdefault(name, set()).add(value)
+    return {name: value == {"on"} for name, value in told.items() if value in ({"on"}, {"off"})}
 
 
 def _told(segments: list[Segment], key: str) -> Iterable[tuple[int, int, str]]:
