@@ -116,6 +116,12 @@ def _taken(blocks: int, warps: int) -> float:
     return blocks / min(1.0, blocks * warps / BUSY_WARPS) if blocks else 0.0
 
 
+PCIE_PAYLOAD = 128 / 130 * 256 / (256 + 20)
+"""The fraction of a PCIe link's rate that is left for bytes, at most: 128 of 130 bits (the encoding
+from generation 3 on), and 256 bytes, the usual largest payload of a packet, beside 20 of framing,
+shortest header and checksum (PCI Express Base Specification)."""
+
+
 @dataclass(frozen=True)
 class Peak:
     """What a device can do at most, from its data sheet.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rca_llm.attribute import job as jobs
+from rca_llm.hardware import PCIE_PAYLOAD
 from rca_llm.hints import lead
 from rca_llm.trace import Trace
 from tests.scenes import GEMM, MS, US, Scene, hint, ids
@@ -173,10 +174,33 @@ def test_a_pageable_copy_costs_until_the_next_launch() -> None:
 
 def test_a_pinned_copy_would_still_take_its_time_on_the_link() -> None:
     found = hint(copying(16_000_000).summary(), "R18")
-    left = 16_000_000 * 1e9 / LINK
+    left = 16_000_000 * 1e9 / (LINK * PCIE_PAYLOAD)
     assert found["evidence"]["link_bytes_s"] == LINK
     assert "peak rate" in found["evidence"]["saving_assumes"]
     assert found["saving_ns"] == pytest.approx(20 * (1_210 * US - left), rel=0.01)
+
+
+def beside_pinned(count: int = 10, size: int = 8_000_000, kind: int = H2D) -> dict[str, Any]:
+    """R18 where the trace also has pinned copies, of 0.3 ms each."""
+    scene = copying(16_000_000)
+    for i in range(count):
+        at = i * PERIOD + 6 * MS
+        ends = (PINNED, DEVICE) if kind == H2D else (DEVICE, PINNED)
+        where = {"src": ends[0], "dst": ends[1], "stream": 8}
+        scene.copy(kind, at, at + 300 * US, bytes=size, **where)
+    return hint(scene.summary(), "R18")
+
+
+def test_pinned_copies_of_the_trace_tell_how_fast_they_are() -> None:
+    found = beside_pinned()
+    assert "pinned copies of this trace" in found["evidence"]["saving_assumes"]
+    assert found["evidence"]["assumed_to_device_bytes_s"] == pytest.approx(8e6 / 300e-6)
+    assert found["saving_ns"] == pytest.approx(20 * (1_210 - 600) * US, rel=0.01)
+
+
+@pytest.mark.parametrize("other", [{"count": 9}, {"size": 7_900_000}, {"kind": D2H}], ids=repr)
+def test_few_small_or_opposite_ones_do_not(other: dict[str, int]) -> None:
+    assert "peak rate" in beside_pinned(**other)["evidence"]["saving_assumes"]
 
 
 def test_without_a_known_device_a_copy_is_removed_whole() -> None:

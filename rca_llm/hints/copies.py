@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rca_llm import hardware, intervals
+from rca_llm import intervals
 from rca_llm.hints import issuing, lead, records
 from rca_llm.hints.case import Case, Spans
+from rca_llm.hints.links import by_link, by_pinned, pcie
 from rca_llm.hints.loads import NETWORK, casts, find_load, window
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.moved import COPY_PARTS, DELAYED_PARTS, H2D, HostCopies, host_copies
@@ -36,9 +37,10 @@ def pageable_copies(case: Case) -> Hint | None:
     they and their calls take is copying, the calls waited for the work queued before them, and
     confidence is low: pinned memory would not shorten that. Charged are the copies, their calls
     and, where a call waited for the device, the idle time until what is launched next comes. The
-    saving leaves the time that the bytes take at the link's rate, where the device is known, and
-    lets synchronous calls wait that long. Source: proposal; threads C53, C54. Disproof: pinned
-    copies as slow.
+    saving leaves the time that the bytes take at the rate that `pinned` pinned copies of the same
+    direction, at least half as large, reach in the same trace (their median), else at the link's
+    rate less the headers of its packets, where the device is known; synchronous calls wait that
+    long. Source: proposal; threads C53, C54. Disproof: pinned copies as slow.
     """
     limits = case.limits("R18")
     copies = host_copies(case)
@@ -55,6 +57,7 @@ def pageable_copies(case: Case) -> Hint | None:
     left = [_left_behind(case, number, copies) for number in range(len(case.job.ranks))]
     charge = case.charge(DELAYED_PARTS, _within(case, copies, left))
     speed, link = copies.rate, pcie(case)
+    pinned = by_pinned(case, copies, limits["pinned"])
     own = case.charge(COPY_PARTS[:2], copies.spans).ns / called
     waited = own < limits["own_share"]
     what = "their calls mostly wait for earlier work" if waited else "blocking"
@@ -71,9 +74,9 @@ def pageable_copies(case: Case) -> Hint | None:
             f"{loss.of}_share": loss.share,
             "asynchronous_in_decode": int(blocking.sum()),
             "idle_after_calls_ns": sum(int((end - start).sum()) for start, end in left),
-            **_assumed(link),
+            **pinned.told(link),
         },
-        kept=_at_rate(copies, link) | {"scheduling.sync": _synchronous(copies)},
+        kept=pinned.left(copies) | {"scheduling.sync": _synchronous(copies)},
     )
 
 
@@ -106,23 +109,6 @@ def _within(case: Case, copies: HostCopies, left: Sequence[Spans]) -> Spans:
     return intervals.union(*records.joined(found))
 
 
-def _at_rate(copies: HostCopies, link: float | None) -> dict[str, float]:
-    """What would be left of the time on the device if all bytes moved at the rate of the link."""
-    found: dict[str, float] = {}
-    for part, rows in (("io.h2d", copies.to_device), ("io.d2h", ~copies.to_device)):
-        own = copies.take(np.flatnonzero(rows))
-        if link and own.lasting:
-            found[part] = min(own.bytes * 1e9 / link / own.lasting, 1.0)
-    return found
-
-
-def _assumed(link: float | None) -> dict[str, float | str | None]:
-    """What a saving assumes, told as evidence."""
-    if link is None:
-        return {"link_bytes_s": None, "saving_assumes": "the copies would take no time"}
-    return {"link_bytes_s": link, "saving_assumes": "the bytes would move at the link's peak rate"}
-
-
 @rule(
     "R19",
     "SMALL-COPIES",
@@ -139,8 +125,8 @@ def small_copies(case: Case) -> Hint | None:
     Charged are the copies, their calls and, of copies that the host issues one after another (each
     within `gap_ns` of the one before, with nothing else between them), the idle time in which it
     does so and until what it launches next comes. The saving leaves the time that the bytes take at
-    the link's rate, where the device is known. Source: threads C56, C14, C15. Disproof: one copy of
-    all bytes as slow.
+    the link's rate, less the headers of its packets, where the device is known. Source: threads
+    C56, C14, C15. Disproof: one copy of all bytes as slow.
     """
     limits = case.limits("R19")
     copies = host_copies(case)
@@ -165,6 +151,7 @@ def small_copies(case: Case) -> Hint | None:
     runs = [issuing.issued(case, number, copies, limits["bytes"], pause) for number in ranks]
     charge = case.charge(DELAYED_PARTS, _within(case, copies, [run.spans for run in runs]))
     link = pcie(case)
+    whole = by_link(link)
     if not charge.ns:
         return None
     return Hint(
@@ -180,9 +167,9 @@ def small_copies(case: Case) -> Hint | None:
             f"{loss.of}_share": loss.share,
             "copies_in_runs": sum(run.copies for run in runs),
             "runs": sum(run.count for run in runs),
-            **_assumed(link),
+            **whole.told(link),
         },
-        kept=_at_rate(copies, link),
+        kept=whole.left(copies),
         merged=True,
     )
 
@@ -224,17 +211,6 @@ def pcie_bound(case: Case) -> Hint | None:
             f"{loss.of}_share": loss.share,
         },
     )
-
-
-def pcie(case: Case) -> float | None:
-    """The PCIe rate of the devices at hand, one direction; None where unknown or different."""
-    found = {
-        peak.pcie_bytes_s if peak else None
-        for recording in case.job.recordings
-        for device in recording.timeline.devices
-        for peak in [hardware.peak(device.name, device.limits)]
-    }
-    return next(iter(found)) if len(found) == 1 else None
 
 
 @rule(
