@@ -42,7 +42,7 @@ PARTS: Mapping[str, str] = {
     "io.network": "network",
     "io.page_fault": "major page faults",
     "io.log": "writing logs",
-    "scheduling.queue": "waiting to be admitted",
+    "scheduling.queue": "waiting to be admitted, or for a device that another process has",
     "scheduling.host": "host code between pieces of model work",
     "scheduling.launch": "launching kernels one by one",
     "scheduling.sync": "the host waiting in a synchronisation, the device idle",
@@ -79,7 +79,7 @@ TERMS: Mapping[str, str] = {
     "HTTP after": "Time from a request's finish to the last byte of its answer, outside latency.",
     "client latency": "Latency plus the time before the server saw the request, where known.",
     "shared": "Time in steps that served other requests too.",
-    "interference": "Steps of other requests that held this one up.",
+    "interference": "Steps of other requests, and other processes on its device, that held it up.",
     "cause": "The part that holds most of the request's excess over the median request; of a "
     "lone request its largest part.",
     "hidden": "Work of a class that ran while the time was charged to another one: it delayed "

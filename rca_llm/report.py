@@ -109,7 +109,7 @@ def build(trace: Trace, thresholds: Thresholds | None = None) -> Report:
         [_contribution(job, recording, bool(requests)) for recording in job.recordings],
         whole(trace, job, requests, lives),
     )
-    model = Model(job, lives)
+    model = Model(jobs.serving(job), lives)
     hints.explain(summary, model, thresholds)
     return Report(
         summary,

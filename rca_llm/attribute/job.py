@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rca_llm.attribute import collectives as comm
 from rca_llm.attribute.collective_parts import parts_of
@@ -44,6 +44,17 @@ def attribute(timelines: Sequence[Timeline]) -> Job:
         found = partition(recording, rank, activity, work)
         ranks.append((recording, found))
     return Job(recordings, ranks, matched)
+
+
+def is_stranger(member: Member) -> bool:
+    """Whether a rank runs none of the steps that others of its recording run: a neighbour."""
+    recording, partition = member
+    return len(recording.steps) > 0 and not len(partition.steps)
+
+
+def serving(job: Job) -> Job:
+    """The job without ranks that are neighbours of those that serve."""
+    return replace(job, ranks=[member for member in job.ranks if not is_stranger(member)])
 
 
 def world_size(timelines: Sequence[Timeline]) -> int | None:

@@ -15,6 +15,7 @@ from rca_llm.attribute.codes import span_parts
 from rca_llm.attribute.exchange import Exchange, exchange
 from rca_llm.attribute.host import away
 from rca_llm.attribute.links import among
+from rca_llm.attribute.neighbours import process_name
 from rca_llm.attribute.others import Others, others
 from rca_llm.attribute.partition import RankPartition, Recording, Segments
 from rca_llm.attribute.parts import CODE, NO_PART, PARTS
@@ -33,7 +34,7 @@ HOST, COMPUTE = CODE["scheduling.host"], CODE["compute.cpu"]
 class Interference:
     """Work of others that held a request up: its step, whose work it was, and for how long.
 
-    `step` is the step's id, None for what was computed outside of steps.
+    `step` is the step's id, None for what was computed outside of steps, or by another process.
     """
 
     step: int | None
@@ -57,6 +58,8 @@ class Life:
     """The same pieces, as far as they are those of the rank; None where nothing tells."""
     kept: Pieces = intervals.EMPTY
     """When its thread computed for others and it waited, by the text code of the other."""
+    contended: Pieces = intervals.EMPTY
+    """When its device work waited for another process on the device, by that process's id."""
     alone: bool = False
     """Whether no step tells of it, on an engine without a GPU: its own threads do."""
 
@@ -78,10 +81,12 @@ def life(
     partition: RankPartition,
     segments: Segments,
     untold: Pieces = intervals.EMPTY,
+    contended: Pieces = intervals.EMPTY,
 ) -> Life | None:
     """Partition a request's time; None where its arrival is not known.
 
-    `untold` are pieces, by part, in which nobody recorded what it waits for.
+    `untold` are pieces, by part, in which nobody recorded what it waits for, `contended` those, by
+    process, in which work waits for a device that another process has.
     """
     if request.arrival is None:
         return None
@@ -92,6 +97,7 @@ def life(
     begin = min(max(_admitted(request, steps.start, member), request.arrival), end)
     found = _after_admission(request, segments.shared, (begin, end), steps, member, again)
     found = found.after(request.arrival, begin, QUEUE)
+    contended = contended.clip(begin, end)
     alone = _alone(recording, member)
     apart = Others()
     if alone:
@@ -107,23 +113,30 @@ def life(
         found = found.told(touched.own_computing(recording, request.id, request.arrival, end))
     own = touched.own_threads(recording, request.id, request.arrival, end, alone=alone)
     found = found.told(own, [OTHER]).told(untold)
-    return _life(recording, request, member, found.joined(), apart.waits)
+    return _life(recording, request, member, found.joined(), apart.waits, contended)
 
 
 def _life(
-    recording: Recording, request: Request, member: Mask, found: Stretches, waits: Pieces
+    recording: Recording,
+    request: Request,
+    member: Mask,
+    found: Stretches,
+    waits: Pieces,
+    contended: Pieces,
 ) -> Life:
-    """A request's life from its stretches, and its waits for a thread that others had."""
+    """A request's life from its stretches, and its waits for a thread or a device others had."""
     pieces, rows = found.pieces()
     shared = np.append(member & (recording.steps.size > 1), False)[rows]
     lasting = (pieces.end - pieces.start)[shared & ~_waiting(pieces.label)]
     lost = _interference(recording, pieces, rows, request.id)
     queued = pieces.take(np.flatnonzero(pieces.label == QUEUE))
     kept = intervals.within(waits, (queued.start, queued.end))
-    lost += _kept_waiting(recording, kept)
+    contended = intervals.within(contended, (queued.start, queued.end))
+    lost += _kept_waiting(recording, kept) + _contending(recording, contended)
     http = exchange(recording, request.id, request.arrival, request.finished)
     alone = _alone(recording, member)
-    return Life(request, pieces, rows, int(lasting.sum()), lost, http, found, kept, alone)
+    total = int(lasting.sum())
+    return Life(request, pieces, rows, total, lost, http, found, kept, contended, alone)
 
 
 def _alone(recording: Recording, member: Mask) -> bool:
@@ -263,6 +276,14 @@ def _kept_waiting(recording: Recording, kept: Pieces) -> list[Interference]:
     owners, row = np.unique(kept.label, return_inverse=True)
     lost = intervals.sum_by(row, kept.end - kept.start, len(owners))
     names = [recording.timeline.strings[code] for code in owners.tolist()]
+    return [Interference(None, [name], int(ns)) for name, ns in zip(names, lost, strict=True)]
+
+
+def _contending(recording: Recording, contended: Pieces) -> list[Interference]:
+    """What other processes on its device cost a request, by process."""
+    processes, row = np.unique(contended.label, return_inverse=True)
+    lost = intervals.sum_by(row, contended.end - contended.start, len(processes))
+    names = [process_name(recording.timeline, pid) for pid in processes.tolist()]
     return [Interference(None, [name], int(ns)) for name, ns in zip(names, lost, strict=True)]
 
 

@@ -8,11 +8,12 @@ from functools import cached_property
 import numpy as np
 
 from rca_llm import intervals
-from rca_llm.attribute import device, host, pauses, step_work, steps
+from rca_llm.attribute import contention, device, host, neighbours, pauses, step_work, steps
 from rca_llm.attribute.codes import GRAPH_LAUNCH, SYNC, call_codes
 from rca_llm.attribute.device import Activity
 from rca_llm.attribute.host import HostRecords
 from rca_llm.attribute.links import Links, among, link
+from rca_llm.attribute.neighbours import SharedDevice
 from rca_llm.attribute.parts import CLASS_OF, CLASSES, CODE, NO_PART, PARTS
 from rca_llm.attribute.ranks import Rank, find_ranks
 from rca_llm.attribute.step_work import StepWork
@@ -36,6 +37,16 @@ class Recording:
     launched_by: Ints
     on_gpu: bool
     steps: Steps
+
+    @cached_property
+    def shared_devices(self) -> list[SharedDevice]:
+        """The devices that several of its ranks work on."""
+        return [] if len(self.ranks) < 2 else neighbours.shared_devices(self.timeline)
+
+    @cached_property
+    def strangers(self) -> frozenset[int]:
+        """The processes that share a device with an engine, and run none of its steps."""
+        return neighbours.strangers(self.timeline, self.steps.process, self.shared_devices)
 
     @cached_property
     def _by_request(self) -> RowsBy:
@@ -93,6 +104,8 @@ class RankPartition:
     segments: Segments
     work: StepWork
     hidden: dict[str, int]
+    contended: Pieces = intervals.EMPTY
+    """When its work waited for another process that had the device, by the id of that process."""
 
     @property
     def steps(self) -> Ints:
@@ -138,7 +151,7 @@ def prepare(timeline: Timeline) -> Recording:
 def activities(recording: Recording, rank: Rank) -> tuple[Activity, StepWork]:
     """A rank's device work, and the steps that it belongs to."""
     timeline = recording.timeline
-    rows = steps.of_rank(recording.steps, rank)
+    rows = steps.of_rank(recording.steps, rank, recording.strangers)
     mine = among(timeline["gpu"]["process"], [*rank.processes])
     work = step_work.find(timeline, recording.links, recording.steps, rows, mine)
     return device.activities(timeline, rank, recording.gpu_parts, work.of_gpu), work
@@ -148,17 +161,21 @@ def partition(
     recording: Recording, rank: Rank, activity: Activity, work: StepWork
 ) -> RankPartition:
     """Give every instant of a rank's window its part."""
-    segments = _segments(recording, rank, activity, work)
+    shared, links = recording.shared_devices, recording.links
+    contended = contention.contended(recording.timeline, links, rank, shared)
+    segments = _segments(recording, rank, activity, work, contended)
     hidden = _hidden(recording, rank, activity, segments)
-    return RankPartition(rank, activity, segments, work, hidden)
+    return RankPartition(rank, activity, segments, work, hidden, contended)
 
 
-def _segments(recording: Recording, rank: Rank, activity: Activity, work: StepWork) -> Segments:
-    """Device work where there is some, what the host did where there is none."""
+def _segments(
+    recording: Recording, rank: Rank, activity: Activity, work: StepWork, contended: Pieces
+) -> Segments:
+    """Device work where there is some; else waits for others' work, and what the host did."""
     busy, part = _busy(rank, activity)
     idle = part == NO_PART
     current = steps.current(recording.steps.lasting(work.end), work.rows)
-    explained = _idle(recording, rank, (busy.start[idle], busy.end[idle]), current)
+    explained = _idle(recording, rank, (busy.start[idle], busy.end[idle]), current, contended)
     start = np.concatenate([busy.start[~idle], explained.start])
     order = np.argsort(start, kind="stable")
     rows = Pieces(start, np.concatenate([busy.end[~idle], explained.end]), np.arange(len(start)))
@@ -190,8 +207,17 @@ def _with_steps(
     return Segments(rows.start, rows.end, part, np.where(by_work >= 0, by_work, by_time), worker)
 
 
-def _idle(recording: Recording, rank: Rank, gaps: tuple[Ints, Ints], current: Pieces) -> Pieces:
-    """The part of every idle instant: pauses and replays nobody recorded, else the host's."""
+def _idle(
+    recording: Recording,
+    rank: Rank,
+    gaps: tuple[Ints, Ints],
+    current: Pieces,
+    contended: Pieces,
+) -> Pieces:
+    """The part of every idle instant: what nobody recorded, waits for neighbours, else the host's.
+
+    What nobody recorded are pauses, and replays without kernels.
+    """
     if not len(gaps[0]):
         return intervals.EMPTY
     threads = _responsible(recording, rank, gaps[1])
@@ -203,9 +229,12 @@ def _idle(recording: Recording, rank: Rank, gaps: tuple[Ints, Ints], current: Pi
     explained = host.explain(recording.host, gaps, threads, engine)
     lost = intervals.within(_unrecorded(recording, rank), gaps)
     paused = intervals.within(pauses.unknown(recording.timeline), gaps)
-    if not len(lost) and not len(paused):
+    queued = intervals.within(contended, gaps)
+    queued = Pieces(queued.start, queued.end, np.full(len(queued), CODE["scheduling.queue"]))
+    layers = [own for own in (paused, lost, queued) if len(own)]
+    if not layers:
         return explained
-    pieces, _ = intervals.overlay([paused, lost, explained], rank.start, rank.end)
+    pieces, _ = intervals.overlay([*layers, explained], rank.start, rank.end)
     return pieces.take(np.flatnonzero(pieces.label != NO_PART))
 
 

@@ -235,8 +235,13 @@ def _size(load: Load) -> int | None:
     return load.prefill_requests + load.decode_requests
 
 
-def of_rank(steps: Steps, rank: Rank) -> Ints:
-    """The steps that a rank runs: those of its own processes, else all of the timeline's."""
+def of_rank(steps: Steps, rank: Rank, strangers: frozenset[int] = frozenset()) -> Ints:
+    """The steps that a rank runs: those of its own processes, else all of the timeline's.
+
+    Ranks whose processes are all `strangers` run no steps but their own.
+    """
+    if strangers.issuperset(rank.processes):
+        return np.flatnonzero(among(steps.process, [*rank.processes]))
     own = np.flatnonzero(among(steps.process, [*rank.processes, UNKNOWN]))
     return own if len(own) else np.arange(len(steps))
 

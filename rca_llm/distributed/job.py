@@ -228,7 +228,8 @@ def _summary(trace: Trace, shares: Sequence[Share], matched: list[Collective]) -
     found = contributions.summary(
         [own.contribution for own in shares], whole(trace, job, requests, lives)
     )
-    hints.explain(found, Model(job, lives), rules=[rule for rule in RULES if not of_one_rank(rule)])
+    of_all = [rule for rule in RULES if not of_one_rank(rule)]
+    hints.explain(found, Model(jobs.serving(job), lives), rules=of_all)
     hints.put(found, merged(found["hints"], shares))
     return found
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from rca_llm import hints
+from rca_llm import hints, intervals
 from rca_llm.align import Joined, redo
 from rca_llm.attribute import collectives as comm
 from rca_llm.attribute.collective_parts import Part, parts_of
 from rca_llm.attribute.collectives import Arrivals
 from rca_llm.attribute.device import Activity
 from rca_llm.attribute.host import HostRecords
-from rca_llm.attribute.job import Job
+from rca_llm.attribute.job import Job, serving
 from rca_llm.attribute.links import Links
 from rca_llm.attribute.lives import lives_in
 from rca_llm.attribute.partition import (
@@ -127,9 +127,8 @@ def _hints(job: Job, contribution: Contribution) -> list[dict[str, Any]]:
     requests, lives = lives_in(job)
     trace = Trace([recording.timeline for recording in job.recordings])
     summary = contributions.summary([contribution], whole(trace, job, requests, lives))
-    hints.explain(
-        summary, Model(job, lives), rules=[rule for rule in hints.RULES if of_one_rank(rule)]
-    )
+    rules = [rule for rule in hints.RULES if of_one_rank(rule)]
+    hints.explain(summary, Model(serving(job), lives), rules=rules)
     found: list[dict[str, Any]] = summary["hints"]
     return found
 
@@ -183,4 +182,6 @@ def _folded(prepared: Recording, own: RankPartition, cuts: Ints) -> RankPartitio
     activity = Activity(*(_NOTHING for _ in Activity.__dataclass_fields__))
     work = replace(own.work, of_call=_NOTHING, of_gpu=_NOTHING)
     segments = fold(own.segments, every[known(every)])
-    return replace(own, activity=activity, segments=segments, work=work)
+    # Folded segments lie elsewhere than the waits for neighbours that are in them.
+    contended = intervals.EMPTY
+    return replace(own, activity=activity, segments=segments, work=work, contended=contended)

@@ -84,6 +84,8 @@ class Hint:
     """What of the charged parts would be left without the cause, as a fraction; others: nothing."""
     merged: bool = False
     """Whether what is left would be one piece of work that starts once, not as many as now."""
+    replays: bool = False
+    """Whether a replay knows what becomes of the charged parts, which follow from others."""
     class_: str | None = None
     """None: that of the rule."""
     explained_by: tuple[str, ...] = ()

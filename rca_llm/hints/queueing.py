@@ -84,14 +84,15 @@ def queue_dominated(case: Case) -> Hint | None:
 def _queued(life: Life) -> int:
     """The time in the engine's queue before the first token, ns.
 
-    A wait for a thread that computes for others is none: larger batches are no help against it.
+    A wait for a thread that computes for others is none, nor one for a device that another process
+    has: larger batches are no help against them.
     """
     arrival, first = life.request.arrival, life.request.first_token
     totals = life.totals_in(arrival, first)
     if totals is None or arrival is None or first is None:
         return 0
-    kept = life.kept.clip(arrival, first)
-    return int(totals[QUEUE]) - int((kept.end - kept.start).sum())
+    others = [own.clip(arrival, first) for own in (life.kept, life.contended)]
+    return int(totals[QUEUE]) - sum(int((own.end - own.start).sum()) for own in others)
 
 
 def _queue_spans(lives: Sequence[Life]) -> Spans:

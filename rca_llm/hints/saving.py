@@ -48,7 +48,8 @@ def _tied(case: Case) -> bool:
 def _removable(rule: Rule, hint: Hint) -> bool:
     charge = hint.charge
     settled = hint.unjudged or hint.saving_ns is not None or rule.stage is Stage.GATE
-    return not settled and charge.ns > 0 and bool(charge.parts) and _free(charge.parts)
+    held = bool(charge.parts) and (hint.replays or _free(charge.parts))
+    return not settled and charge.ns > 0 and held
 
 
 def _free(parts: Sequence[str]) -> bool:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from rca_llm import hardware, intervals
+from rca_llm.attribute import neighbours
+from rca_llm.attribute.device import busy_rows
 from rca_llm.attribute.partition import Recording
 from rca_llm.hints import records
-from rca_llm.hints.case import Case, Spans
+from rca_llm.hints.case import Case, Spans, over
 from rca_llm.hints.clocks import Periods, slowdown
 from rca_llm.hints.efficiency import COMPUTE
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.wording import figure, name, percent, time
+from rca_llm.intervals import Pieces
 from rca_llm.table import Ints, known
 from rca_llm.trace import KERNEL
 
@@ -28,26 +32,104 @@ from rca_llm.trace import KERNEL
 def shared_device(case: Case) -> list[Hint]:
     """Processes take turns on one device.
 
-    Symptom: two processes run kernels on one device; kernel medians are `ratio` times those of
-    times without the other, or the device changes hands `switches` times with a median gap of
-    `gap_ns`. Of a process outside of the trace NVML's samples say only that it kept `outside_sm` of
-    a device busy: that is named, and what it cost nobody knows. Source: thread C64. Disproof:
-    kernels that run together.
+    Symptom: two processes run kernels on one device, and work that one has queued waits for those
+    of the other for `waited` of the time; or kernel medians are `ratio` times those of times
+    without the other; or, where nothing tells when work was queued, the device changes hands
+    `switches` times with a median gap of `gap_ns`. Of a process outside of the trace NVML's samples
+    say only that it kept `outside_sm` of a device busy: that is named, and what it cost nobody
+    knows. Source: thread C64. Disproof: kernels that run together.
     """
     limits = case.limits("R29")
-    found: list[Hint] = []
+    found: list[Hint] = list(_waited(case, limits["waited"]))
     for recording in case.job.recordings:
         gpu = recording.timeline["gpu"]
         for device in np.unique(gpu["device"]).tolist():
             rows = np.flatnonzero(
                 (gpu["kind"] == KERNEL) & (gpu["device"] == device) & known(gpu["start"])
             )
+            if _apart(recording, int(device)):
+                continue
             found += list(_contended(case, recording, int(device), rows, limits["ratio"]))
             if not found:
                 found += list(_alternating(case, recording, int(device), rows))
         if not found:
             found += list(_outside(case, recording))
     return found
+
+
+def _waited(case: Case, least: float) -> Iterator[Hint]:
+    """Work that was queued and waited for kernels of another process, which a replay can leave out.
+
+    Of several ranks that waited, the one that waited longest is told.
+    """
+    waiting = [member for member in case.job.ranks if len(member[1].contended)]
+    if not waiting:
+        return
+    recording, partition = max(waiting, key=lambda one: _lasting(one[1].contended))
+    held = partition.contended
+    charge = _charge(case, [one.contended for _, one in waiting])
+    if not charge.ns or (charge.share or 0) < least:
+        return
+    spent = {pid: _lasting(held.take(held.label == pid)) for pid in np.unique(held.label).tolist()}
+    other = max(spent, key=lambda pid: spent[pid])
+    shared = [
+        one
+        for one in recording.shared_devices
+        if one.by[0] == other and one.place[0] in partition.rank.processes
+    ]
+    own, device = shared[0].place
+    who = name(neighbours.process_name(recording.timeline, other))
+    theirs = intervals.union(*records.joined([_kernels(recording, pid) for pid in spent]))
+    waited = _lasting(held)
+    yield Hint(
+        f"GPU {device} is time-sliced between processes {own} and {other}: queued work waited"
+        f" {charge.told} for kernels of {who}",
+        "high" if shared[0].certain else "medium",
+        charge,
+        {
+            "neighbour": who,
+            "processes": len(spent) + 1,
+            "device": device,
+            "waits": len(held),
+            "waited_ns": waited,
+            "mean_wait_ns": waited // len(held),
+            "neighbour_kernels_ns": intervals.common((held.start, held.end), theirs),
+        },
+        replays=True,
+    )
+
+
+def _lasting(pieces: Pieces) -> int:
+    return int((pieces.end - pieces.start).sum())
+
+
+def _kernels(recording: Recording, process: int) -> Spans:
+    """When kernels of a process ran, on whatever device."""
+    gpu = recording.timeline["gpu"]
+    rows = (gpu["process"] == process) & busy_rows(gpu) & known(gpu["start"])
+    return gpu["start"][rows], gpu["end"][rows]
+
+
+def _charge(case: Case, held: list[Pieces]) -> Charge:
+    """The time that requests, or without any a rank, waited for another process."""
+    spans = intervals.union(*records.joined([(one.start, one.end) for one in held]))
+    if not case.lives:
+        return case.charge(("scheduling.queue",), spans)
+    found = [
+        (life, _lasting(life.contended), int(life.contended.start[0]), int(life.contended.end[-1]))
+        for life in case.lives
+        if len(life.contended)
+    ]
+    return replace(over(found), parts=("scheduling.queue",), within=spans)
+
+
+def _apart(recording: Recording, number: int) -> bool:
+    """Whether what processes call by one number is known to be as many devices as processes."""
+    gpu = recording.timeline["gpu"]
+    processes = set(np.unique(gpu["process"][gpu["device"] == number]).tolist())
+    told = {d.process: d.uuid for d in recording.timeline.devices if d.device == number and d.uuid}
+    own = [told.get(process) for process in processes]
+    return None not in own and len(set(own)) == len(own)
 
 
 def _outside(case: Case, recording: Recording) -> Iterator[Hint]:

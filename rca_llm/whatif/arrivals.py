@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rca_llm import intervals
 from rca_llm.attribute.life import Life
 from rca_llm.attribute.links import among
 from rca_llm.attribute.parts import CODE
@@ -33,9 +34,9 @@ def admission(life: Life) -> Admission | None:
     arrival, label = life.request.arrival, life.pieces.label
     if arrival is None or not len(life.pieces):
         return None
-    admitted = np.flatnonzero(
-        ~among(label, [CODE["scheduling.queue"], CODE["scheduling.tokenize"]])
-    )
+    waiting = among(label, [CODE["scheduling.queue"], CODE["scheduling.tokenize"]])
+    waiting &= intervals.at(life.contended, life.pieces.start) < 0
+    admitted = np.flatnonzero(~waiting)
     first = int(admitted[0]) if len(admitted) else 0
     at = int(life.pieces.start[first]) if len(admitted) else arrival
     before = life.pieces.take(np.arange(first))

@@ -75,7 +75,10 @@ def _thread(member: Member) -> Pieces:
     rank, segments = partition.rank, partition.segments
     if rank.span == 0:
         return intervals.EMPTY
-    idle = segments.pieces.take(np.flatnonzero(segments.activity < 0))
+    # A wait for a neighbour is one of the device's work: the thread does what its records tell.
+    waits = intervals.at(partition.contended, segments.start) >= 0
+    waits &= segments.part == CODE["scheduling.queue"]
+    idle = segments.pieces.take(np.flatnonzero((segments.activity < 0) & ~waits))
     window, main = (np.array([rank.start]), np.array([rank.end])), main_thread(member)
     layers = [idle, *host.layers(recording.host, window, main)]
     pieces, layer = intervals.overlay(layers, rank.start, rank.end)

@@ -49,4 +49,4 @@ def model(report: Report) -> Model:
     if report.model is not None:
         return report.model
     job = jobs.attribute(report.trace.timelines)
-    return Model(job, lives_in(job)[1])
+    return Model(jobs.serving(job), lives_in(job)[1])

@@ -211,10 +211,16 @@ def _after_arrival(work: Work, factor: Floats) -> Floats:
 
 
 def _lags(work: Work, change: Change, base: int) -> Floats:
-    """What delays each start beyond its dependencies; after a launch alone it is launching."""
-    lag, rows = work.lag.astype(np.float64), work.launching
+    """What delays each start beyond its dependencies; after a launch alone it is launching.
+
+    But for what another process had the device: that is waiting for it, whatever came before.
+    """
+    lag, rows = (work.lag - work.held).astype(np.float64), work.launching
     own = work.part[rows] == HAND_OVER
     code = np.where(own, HAND_OVER, CODE["scheduling.launch"])
     start = work.start[rows]
     lag[rows] *= change.factor(code, start - work.lag[rows], start, base)
+    held = np.flatnonzero(work.held)
+    code, start = np.full(len(held), CODE["scheduling.queue"]), work.start[held]
+    lag[held] += work.held[held] * change.factor(code, start - work.held[held], start, base)
     return lag

@@ -178,7 +178,11 @@ def main_thread(member: Member) -> int:
 
 def rank_of(job: Job, life: Life) -> int | None:
     """The rank (an index) whose time a request lives in; None where nothing tells of it."""
-    for number, (recording, _) in enumerate(job.ranks):
-        if recording.timeline.strings.find(life.request.id) >= 0:
-            return number
-    return 0 if job.ranks else None
+    knows = [
+        number
+        for number, (recording, _) in enumerate(job.ranks)
+        if recording.timeline.strings.find(life.request.id) >= 0
+    ]
+    steps = life.step[life.step >= 0][:1]
+    runs = [n for n in knows if not len(steps) or np.isin(steps, job.ranks[n][1].steps).all()]
+    return next(iter([*runs, *knows]), 0 if job.ranks else None)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
 
+from rca_llm import intervals
 from rca_llm.attribute.job import Job
+from rca_llm.intervals import Pieces
 from rca_llm.table import UNKNOWN, Ints, known
 from rca_llm.whatif import hand_overs
 
@@ -43,6 +45,8 @@ class Work:
     group: Ints
     arrived: Ints
     chain: Ints
+    held: Ints
+    """What of the delay of each start was a wait for another process that had the device, ns."""
 
     @cached_property
     def lag(self) -> Ints:
@@ -97,7 +101,22 @@ def work_of(job: Job) -> Work:
     other = _followed(table, before)
     chain = _numbered(table["rank"], table.pop("stream"))
     table["called"] = _asked_for(table, before, other, _closest(job)[table["rank"]])
-    return Work(**table, before=before, other=other, chain=chain)
+    nobody = np.zeros(len(before), np.int64)
+    found = Work(**table, before=before, other=other, chain=chain, held=nobody)
+    return replace(found, held=_held(job, found))
+
+
+def _held(job: Job, work: Work) -> Ints:
+    """How long another process had the device while each row was delayed, ns."""
+    found = np.zeros(len(work.start), np.int64)
+    for number, (_, partition) in enumerate(job.ranks):
+        if len(partition.contended):
+            start, end = partition.contended.start, partition.contended.end
+            waits = Pieces(start, end, np.zeros(len(start), np.int64))
+            rows = np.flatnonzero((work.rank == number) & (work.lag > 0))
+            since = work.start[rows] - work.lag[rows]
+            found[rows] = intervals.sums_in(waits, since, work.start[rows], 1)[:, 0]
+    return found
 
 
 def _closest(job: Job) -> Ints:
