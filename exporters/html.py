@@ -72,11 +72,12 @@ def render(report: Report) -> str:
 def page_data(report: Report) -> dict[str, Any]:
     """What the page's scripts draw from: tables, timelines and series."""
     from rca_llm.exporters import samples, series, timeline
-    from rca_llm.exporters.definitions import PARTS
     from rca_llm.exporters.tables import GRIDS
+    from rca_llm.exporters.verdict import part_words
 
     summary = report.summary
-    grids = [grid.packed(summary) for grid in GRIDS if summary.get(grid.source)]
+    words = part_words(summary)
+    grids = [grid.packed(summary, words) for grid in GRIDS if summary.get(grid.source)]
     timelines = timeline.build(report, _focus(summary))
     return {
         "grids": grids,
@@ -86,7 +87,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "steps": series.steps(summary, timelines["origin"]),
         "samples": samples.samples(report, timelines["origin"]),
         "kernels": _kernels(report),
-        "words": PARTS,
+        "words": words,
     }
 
 

@@ -20,7 +20,7 @@ from rca_llm.exporters.verdict import (
     headline,
     judged,
     listed,
-    part_name,
+    part_words,
     root_cause,
     saving_of,
     title,
@@ -42,7 +42,7 @@ MOST_HINTS = 3
 
 def context(summary: Summary) -> dict[str, Any]:
     """Everything the server-rendered part of the page shows."""
-    found, all_time = judged(summary), whole(summary)
+    found, all_time, words = judged(summary), whole(summary), part_words(summary)
     bars = [bar(found)] if found.count == 0 else [bar(found), bar(all_time)]
     hints = [hint(row) for row in summary["hints"]]
     return {
@@ -51,15 +51,15 @@ def context(summary: Summary) -> dict[str, Any]:
         "details": [units.unbroken(text) for text in details(summary)],
         "facts": facts(summary),
         "bars": bars,
-        "classes": class_rows(summary, found, all_time),
+        "classes": class_rows(summary, found, all_time, words),
         "hints": hints[:MOST_HINTS],
         "more_hints": hints[MOST_HINTS:],
         "findings": findings(summary["quality"]),
-        "token_bars": token_bars(summary),
+        "token_bars": token_bars(summary, words),
         "marks": marks(summary),
-        "idle": idle_causes(all_time),
+        "idle": idle_causes(all_time, words),
         "short_calls": short_calls(summary),
-        "glossary": glossary(),
+        "glossary": glossary(words),
         "rules": pages(),
         "on_device": bool(summary["devices"]),
         "terms": TERMS,
@@ -122,14 +122,16 @@ def piece(name: str, class_name: str, label: str, found: Judged) -> dict[str, An
         "class": class_name,
         "label": label,
         "ns": ns,
-        "about": CLASS_TERMS.get(name) or _sentence(PARTS.get(name, "")),
+        "about": CLASS_TERMS.get(name) or _sentence(label),
         "width": round(100 * ns / found.total, 4) if found.total else 0,
         "value": units.milliseconds(ns),
         "share": units.percent(units.ratio(ns, found.total)),
     }
 
 
-def class_rows(summary: Summary, found: Judged, all_time: Judged) -> list[dict[str, Any]]:
+def class_rows(
+    summary: Summary, found: Judged, all_time: Judged, words: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """One row a class: its mean, share and variation over requests, and its time in the trace."""
     stats = given(summary["class_stats"])
     return [
@@ -143,9 +145,7 @@ def class_rows(summary: Summary, found: Judged, all_time: Judged) -> list[dict[s
             "whole": units.milliseconds(all_time.shares.get(name)),
             "whole_share": units.percent(all_time.share(name)),
             "hidden": units.milliseconds(given(summary["hidden"]).get(name)),
-            "parts": [
-                part(*row, found, part_name(summary, row[0])) for row in found.largest_parts(name)
-            ],
+            "parts": [part(*row, found, words[row[0]]) for row in found.largest_parts(name)],
             "cause": given(stats.get(name)).get("hint") and root_cause(summary, found, name),
         }
         for name in CLASSES
@@ -153,9 +153,8 @@ def class_rows(summary: Summary, found: Judged, all_time: Judged) -> list[dict[s
     ]
 
 
-def part(name: str, ns: int, found: Judged, words: str | None = None) -> dict[str, str]:
-    """One part with its words, time and share; other words than its own where those are given."""
-    words = words or PARTS[name]
+def part(name: str, ns: int, found: Judged, words: str) -> dict[str, str]:
+    """One part with its words, time and share."""
     share = units.percent(units.ratio(ns, found.total))
     value = units.milliseconds(ns)
     about = f"{name}: {value}. {_sentence(words)}"
@@ -220,7 +219,7 @@ def marks(summary: Summary) -> list[str]:
     return [*told, f"{len(rows) - MOST_MARKS:,} more"] if len(rows) > MOST_MARKS else told
 
 
-def token_bars(summary: Summary) -> list[dict[str, Any]]:
+def token_bars(summary: Summary, words: Mapping[str, str]) -> list[dict[str, Any]]:
     """What the time to the first token and between tokens is made of, over all requests."""
     bars: list[dict[str, Any]] = []
     for key, label in (("ttft_parts", "until the first token"), ("itl_parts", "between tokens")):
@@ -230,19 +229,21 @@ def token_bars(summary: Summary) -> list[dict[str, Any]]:
             for name, ns in row.items():
                 parts[name] = parts.get(name, 0) + ns
         if sum(parts.values()):
-            bars.append(_parts_bar(key, label, parts, len(rows)))
+            bars.append(_parts_bar(key, label, parts, len(rows), words))
     return bars
 
 
-def _parts_bar(key: str, label: str, parts: Mapping[str, int], count: int) -> dict[str, Any]:
+def _parts_bar(
+    key: str, label: str, parts: Mapping[str, int], count: int, words: Mapping[str, str]
+) -> dict[str, Any]:
     shares: dict[str, int] = dict.fromkeys(CLASSES, 0)
     for name, ns in parts.items():
         shares[name.partition(".")[0]] += ns
     found = Judged(label, count, shares, parts)
     order = sorted(parts, key=lambda n: (CLASSES.index(n.partition(".")[0]), -parts[n]))
-    pieces = [piece(n, n.partition(".")[0], PARTS.get(n, n), found) for n in order if parts[n]]
+    pieces = [piece(n, n.partition(".")[0], words.get(n, n), found) for n in order if parts[n]]
     top = sorted(parts, key=lambda n: -parts[n])[:5]
-    rows = [part(name, parts[name], found) for name in top if parts[name]]
+    rows = [part(name, parts[name], found, words[name]) for name in top if parts[name]]
     about = TERMS["TTFT" if key == "ttft_parts" else "ITL"]
     return {
         "of": label,
@@ -253,12 +254,12 @@ def _parts_bar(key: str, label: str, parts: Mapping[str, int], count: int) -> di
     }
 
 
-def idle_causes(all_time: Judged) -> list[dict[str, Any]]:
+def idle_causes(all_time: Judged, words: Mapping[str, str]) -> list[dict[str, Any]]:
     """Why devices computed nothing: every part outside compute, longest first."""
     rows = [(n, ns) for n, ns in all_time.parts.items() if ns and not n.startswith("compute.")]
     longest = max((ns for _, ns in rows), default=1)
     return [
-        part(name, ns, all_time)
+        part(name, ns, all_time, words[name])
         | {"class": name.partition(".")[0], "width": round(100 * ns / longest, 2)}
         for name, ns in sorted(rows, key=lambda row: -row[1])
     ]
@@ -278,11 +279,14 @@ def _kind_of_calls(row: Mapping[str, Any]) -> str:
     return kind if part is None else f"{kind} ({PARTS[part]})"
 
 
-def glossary() -> list[tuple[str, str]]:
-    """All definitions in alphabetical order, for print and for readers without a mouse."""
+def glossary(words: Mapping[str, str]) -> list[tuple[str, str]]:
+    """All definitions in alphabetical order, for print and for readers without a mouse.
+
+    `words` are those for parts.
+    """
     merged = {
         **TERMS,
         **CLASS_TERMS,
-        **{name: _sentence(text) for name, text in PARTS.items()},
+        **{name: _sentence(text) for name, text in words.items()},
     }
     return sorted(merged.items(), key=lambda item: item[0].lower())

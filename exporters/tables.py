@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rca_llm.attribute.parts import CLASSES
 from rca_llm.exporters.definitions import CLASSES as CLASS_TERMS
-from rca_llm.exporters.definitions import PARTS, TERMS
+from rca_llm.exporters.definitions import TERMS
 from rca_llm.exporters.text import shown
 from rca_llm.exporters.verdict import given, listed
 
@@ -54,8 +54,11 @@ class Grid:
     sort: str
     most: int = 500
 
-    def packed(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """The table for the page; the largest by `sort` first, texts made safe to show."""
+    def packed(self, summary: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
+        """The table for the page; the largest by `sort` first, texts made safe to show.
+
+        `words` are those for parts.
+        """
         rows = sorted(summary.get(self.source) or (), key=self._rank)
         listed = rows[: self.most]
         columns = [c for c in self.columns if any(_tells(c, c.of(row)) for row in listed)]
@@ -69,7 +72,7 @@ class Grid:
             "unrecorded": missing,
             "sorted": next((i for i, c in enumerate(columns) if c.head == self.sort), -1),
             "columns": [_head(column) for column in columns],
-            "rows": [[_cell(c, row) for c in columns] for row in listed],
+            "rows": [[_cell(c, row, words) for c in columns] for row in listed],
         }
 
     def _rank(self, row: Row) -> tuple[bool, float]:
@@ -90,14 +93,14 @@ def _head(column: Column) -> dict[str, Any]:
     return head | ({"minor": True} if column.minor else {})
 
 
-def _cell(column: Column, row: Row) -> Any:
+def _cell(column: Column, row: Row, words: Mapping[str, str]) -> Any:
     value = column.of(row)
     if value is None or isinstance(value, (int, float)):
         return value
     if column.kind == "mix":
         return list(value)
-    if column.kind == "part" and value in PARTS:
-        return f"{value}: {PARTS[value]}"
+    if column.kind == "part" and value in words:
+        return f"{value}: {words[value]}"
     return shown(value)
 
 

@@ -133,13 +133,11 @@ def title(class_name: str) -> str:
     return "IO" if class_name == "io" else class_name.capitalize()
 
 
-def part_name(summary: Summary, part: str) -> str:
-    """A part in words; collectives of which no waiting is known may have waited or moved data."""
-    if part == "communication.collective" and not any(
-        given(row).get("wait_ns") for row in summary["collectives"]
-    ):
-        return "collectives (waiting or moving)"
-    return PARTS[part]
+def part_words(summary: Summary) -> Mapping[str, str]:
+    """Every part in words; collectives of which no waiting is known may have waited or moved."""
+    if any(given(row).get("wait_ns") for row in summary["collectives"]):
+        return PARTS
+    return {**PARTS, "communication.collective": "collectives (waiting or moving)"}
 
 
 def _mostly(summary: Summary, found: Judged, name: str) -> str:
@@ -147,7 +145,8 @@ def _mostly(summary: Summary, found: Judged, name: str) -> str:
     if not parts:
         return ""
     part, ns = parts[0]
-    return f", above all {part_name(summary, part)} ({units.percent(units.ratio(ns, found.total))})"
+    share = units.percent(units.ratio(ns, found.total))
+    return f", above all {part_words(summary)[part]} ({share})"
 
 
 def _because(found: Judged) -> str:
@@ -201,7 +200,7 @@ def root_cause(summary: Summary, found: Judged, name: str) -> str:
     parts = found.largest_parts(name, 2)
     total = found.total
     return ", ".join(
-        f"{part_name(summary, part)} {units.percent(ns / total)}" for part, ns in parts
+        f"{part_words(summary)[part]} {units.percent(ns / total)}" for part, ns in parts
     )
 
 

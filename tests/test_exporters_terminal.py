@@ -6,7 +6,7 @@ import re
 from rich.console import Console
 
 from rca_llm.exporters import terminal, units
-from rca_llm.exporters.verdict import details, judged, part_name, whole
+from rca_llm.exporters.verdict import details, judged, part_words, whole
 from rca_llm.hints.model import Charge
 from rca_llm.report import Report
 from rca_llm.trace import Trace, merge
@@ -136,7 +136,7 @@ def test_a_finding_names_its_file_among_several() -> None:
 def test_collectives_without_known_waits_are_not_called_moving() -> None:
     summary = trace().attribute().summary
     summary["collectives"] = [{"wait_ns": None}]
-    assert part_name(summary, "communication.collective") == "collectives (waiting or moving)"
+    assert part_words(summary)["communication.collective"] == "collectives (waiting or moving)"
     summary["collectives"] += [{"wait_ns": {"0": 0}}]
-    assert part_name(summary, "communication.collective") == "collectives: data moving"
-    assert part_name(summary, "communication.p2p") == "transfers between GPUs"
+    assert part_words(summary)["communication.collective"] == "collectives: data moving"
+    assert part_words(summary)["communication.p2p"] == "transfers between GPUs"

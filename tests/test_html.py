@@ -117,6 +117,16 @@ def test_columns_without_records_are_named_and_not_shown(report: Report) -> None
     assert "Not recorded here: " in text
 
 
+def test_collectives_of_which_no_waiting_is_known_are_nowhere_called_moving() -> None:
+    one = trace(Shape(steps=8)).attribute()
+    one.summary["collectives"] = [{**row, "wait_ns": None} for row in one.summary["collectives"]]
+    text = html.render(one)
+    assert "data moving" not in text
+    assert page_data(text)["words"]["communication.collective"] in text
+    one.summary["collectives"] = [{**one.summary["collectives"][0], "wait_ns": {"0": 0}}]
+    assert "data moving" in page_data(html.render(one))["words"]["communication.collective"]
+
+
 def test_every_column_is_defined() -> None:
     heads = [_head(column) for grid in GRIDS for column in grid.columns]
     assert [head["head"] for head in heads if not head["about"]] == []
