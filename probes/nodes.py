@@ -18,7 +18,8 @@ SYSFS = "/sys"
 # INFO keys of the launcher: number is a node (or NVML's index of a GPU), text what it has.
 CPUS, DISTANCES = "node.cpus", "node.distances"
 GPU_UUID, GPU_NODE = "device.uuid", "device.node"
-MOST = 1024  # as many as the kernel can be built for
+# As many nodes, and CPUs, as a kernel can be built for, and more.
+MOST, MOST_CPUS = 1024, 1 << 16
 
 
 def nodes_with_cpus(sysfs: str = SYSFS) -> dict[int, str]:
@@ -31,7 +32,7 @@ def distances(node: int, sysfs: str = SYSFS) -> dict[int, int]:
     """How far the memory of each node is from one: 10 is its own; empty where unknown."""
     words = _text(sysfs, node, "distance").split()
     online = _online(sysfs)
-    if len(words) != len(online) or not all(word.isdigit() for word in words):
+    if len(words) != len(online) or not all(map(is_number, words)):
         return {}
     return dict(zip(online, map(int, words), strict=True))
 
@@ -58,7 +59,7 @@ def node_of_pci(address: str, sysfs: str = SYSFS) -> int | None:
     if "/" in name:
         return None
     text = _line(os.path.join(sysfs, "bus", "pci", "devices", name, "numa_node"))
-    return int(text) if text.isdigit() else None
+    return int(text) if is_number(text) else None
 
 
 def numbers(text: str) -> list[int]:
@@ -66,12 +67,18 @@ def numbers(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(",") if text else []:
         first, _, last = part.partition("-")
-        if not first.isdigit() or not (last or first).isdigit():
+        if not (is_number(first) and is_number(last or first)):
             return []
-        if int(last or first) - int(first) > 1 << 16:
+        begin, end = int(first), int(last or first) + 1
+        if end - begin + len(found) > MOST_CPUS:
             return []
-        found += range(int(first), int(last or first) + 1)
+        found += range(begin, end)
     return found
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number that a machine may have of anything here."""
+    return text.isascii() and text.isdigit() and len(text) < 7
 
 
 def _online(sysfs: str) -> list[int]:

@@ -31,7 +31,8 @@ MOST_RESIDENT = 1 << 30
 """Bytes of a process that `numa_maps` is read of: 22 ms on a VM, in pages of 4 KiB."""
 FIRST_S, LAST_S = 1.0, 60.0
 """After so long a process is looked at, then after twice as long, and so on up to the second."""
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+"""Bytes of a page of the usual size."""
 _MOVE_PAGES = {"x86_64": 279, "aarch64": 239}.get(os.uname().machine)
 _OWN = (b"[heap", b"[stack", b"[anon", b"/dev/shm/", b"/dev/zero", b"/memfd:", b"/SYSV",
         b"/anon_hugepage")  # fmt: skip
@@ -76,7 +77,7 @@ def pages_by_node(pid: int) -> dict[int, int]:
 
 def _sampled(pid: int) -> dict[int, int] | None:
     """The nodes of pages spread over a process's memory; None where that is forbidden."""
-    places = _spread(list(_areas(pid)), SAMPLED)
+    places = spread(list(_areas(pid)), SAMPLED)
     if _MOVE_PAGES is None or not places:
         return None if places else {}
     pages = (ctypes.c_void_p * len(places))(*places)
@@ -101,16 +102,16 @@ def _own(path: list[bytes]) -> bool:
     return not path or path[0].startswith(_OWN)
 
 
-def _spread(areas: list[tuple[int, int]], most: int) -> list[int]:
+def spread(areas: list[tuple[int, int]], most: int) -> list[int]:
     """Addresses of pages at even distances over some areas."""
-    total = sum(last - first for first, last in areas) // _PAGE
+    total = sum(last - first for first, last in areas) // PAGE
     count = min(total, most)
     places: list[int] = []
     before = 0
     for first, last in areas:
-        pages = (last - first) // _PAGE
+        pages = (last - first) // PAGE
         while len(places) < count and (at := len(places) * total // count) < before + pages:
-            places.append(first + (at - before) * _PAGE)
+            places.append(first + (at - before) * PAGE)
         before += pages
     return places
 
@@ -118,19 +119,19 @@ def _spread(areas: list[tuple[int, int]], most: int) -> list[int]:
 def _counted(pid: int) -> dict[int, int]:
     """All pages of a small process by node, as `numa_maps` says."""
     resident = content(f"/proc/{pid}/statm").split()
-    if len(resident) < 2 or int(resident[1]) * _PAGE > MOST_RESIDENT:
+    if len(resident) < 2 or int(resident[1]) * PAGE > MOST_RESIDENT:
         return {}
     with open(f"/proc/{pid}/numa_maps", "rb") as file:
-        return _tally(pair for line in file for pair in _line_pages(line))
+        return _tally(pair for line in file for pair in line_pages(line))
 
 
-def _line_pages(line: bytes) -> Iterator[tuple[int, int]]:
+def line_pages(line: bytes) -> Iterator[tuple[int, int]]:
     """The nodes of one mapping, each with its pages of the usual size; none of a file's."""
     words = line.split()
     if not _own([word[5:] for word in words if word.startswith(b"file=")]):
         return
     sizes = [int(word[18:]) for word in words if word.startswith(b"kernelpagesize_kB=")]
-    usual = max(sizes[0] * 1024 // _PAGE, 1) if sizes else 1
+    usual = max(sizes[0] * 1024 // PAGE, 1) if sizes else 1
     for word in words:
         node, _, count = word[1:].partition(b"=")
         if word.startswith(b"N") and node.isdigit() and count.isdigit():

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rca_llm.exporters import events
+from rca_llm.readers import load
 from rca_llm.trace import COPY_KINDS, MEMORY_KINDS, NODES, Device, Trace
 from tests.scenes import MS, PROCESS, Scene, hint, ids
 
@@ -165,6 +169,37 @@ def test_ranks_that_are_all_far_are_told_in_one_hint() -> None:
     assert found["title"].endswith("; so is 1 more")
     assert found["evidence"]["ranks_affected"] == 2
     assert found["saving_ns"] is None
+
+
+def test_an_export_as_events_says_the_same(tmp_path: Path) -> None:
+    scene = _scene()
+    _pages(scene, 100, 1900)
+    report = Trace([scene.build()]).attribute()
+    events.write(report, tmp_path / "out.jsonl")
+    again = load(tmp_path / "out.jsonl").attribute()
+    assert hint(again.summary, "R36") == hint(report.summary, "R36")
+
+
+def test_an_engine_of_another_language_can_tell_all_of_it(tmp_path: Path) -> None:
+    """The lines that docs/events.md describes, with nonsense beside them."""
+    lines: list[dict[str, Any]] = [
+        {"type": "header", "schema": "rca-llm/events/1", "clock": "utc", "nodes": TWO,
+         "devices": [{"device": 0, "name": "GPU", "node": 1}, {"device": 1, "node": -1}]},
+        {"type": "gpu", "kind": "kernel", "pid": 1, "device": 0, "name": "k", "start": 0,
+         "end": 2_000 * MS},
+        {"type": "thread", "pid": 1, "tid": 1, "start": 0, "end": 1_000 * MS, "state": "running",
+         "cpu": 9},
+        {"type": "thread", "pid": 1, "tid": 1, "start": 1_000 * MS, "end": 2_000 * MS,
+         "state": "running", "cpu": "all"},
+        {"type": "sample", "t": 5, "pid": 1, "metric": "process.numa_pages.0", "value": 1e300},
+        {"type": "sample", "t": 5, "pid": 1, "metric": "process.numa_pages.²", "value": 900},
+        {"type": "sample", "t": 5, "pid": 1, "metric": "process.numa_pages.1", "value": 900},
+    ]  # fmt: skip
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = hint(load(file).attribute().summary, "R36")["evidence"]
+    assert (told["gpu_node"], told["cpu_share"], told["page_share"]) == (1, 1.0, 0.0)
+    assert told["on_unknown_cpu_ns"] == 1_000 * MS
 
 
 CPUS = st.lists(st.tuples(st.integers(-1, 20), st.integers(1, 900)), max_size=6)

@@ -73,6 +73,52 @@ def test_the_end_of_a_wait_for_the_lock_is_a_wait_for_a_cpu_where_it_fits_nowher
     ]
 
 
+def _on_cpus(*told: tuple[int, int]) -> list[tuple[str, int, int, int]]:
+    """Rows with their CPU, of a thread that waits 1 ms of each 10 and runs 9; looks in ms."""
+    looks = [(i * 10 * _MS, i * 9 * _MS, i * _MS) for i in range(5)]
+    time, cpu = (np.array(column, np.int64) for column in zip(*told, strict=True))
+    known = Known(cpus={(1, 2): (time * _MS, cpu)})
+    strings = Strings()
+    table = states(_looks(*looks), strings, known)
+    names = [strings[code] for code in table["state"].tolist()]
+    times = (table[name].tolist() for name in ("start", "end", "cpu"))
+    return [
+        (name, start // _MS, end // _MS, cpu)
+        for name, start, end, cpu in zip(names, *times, strict=True)
+    ]
+
+
+def test_a_look_says_on_which_cpu_a_thread_ran_before_it() -> None:
+    assert _on_cpus((0, 7), (20, 3), (40, 3)) == [
+        ("runnable", 0, 1, -1), ("running", 1, 10, 3),
+        ("runnable", 10, 11, -1), ("running", 11, 20, 3),
+        ("runnable", 20, 21, -1), ("running", 21, 30, 3),
+        ("runnable", 30, 31, -1), ("running", 31, 40, 3),
+    ]  # fmt: skip
+
+
+def test_what_runs_over_a_look_is_cut_where_the_cpu_is_another_and_unknown_after_the_last() -> None:
+    assert _on_cpus((15, 2), (25, 5)) == [
+        ("runnable", 0, 1, -1), ("running", 1, 10, 2),
+        ("runnable", 10, 11, -1), ("running", 11, 15, 2), ("running", 15, 20, 5),
+        ("runnable", 20, 21, -1), ("running", 21, 30, 5),
+        ("runnable", 30, 31, -1), ("running", 31, 40, -1),
+    ]  # fmt: skip
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3)), min_size=1, max_size=6).map(sorted)
+)
+def test_cpus_change_no_time_of_any_state(told: list[tuple[int, int]]) -> None:
+    rows, plain = _on_cpus(*told), _on_cpus((-1, 0))
+    for state in ("running", "runnable"):
+        assert sum(b - a for name, a, b, _ in rows if name == state) == sum(
+            b - a for name, a, b, _ in plain if name == state
+        )
+    assert {cpu for name, *_, cpu in rows if name != "running"} <= {-1}
+    assert {cpu for *_, cpu in rows} <= {cpu for _, cpu in told} | {-1}
+
+
 @pytest.mark.parametrize("ms", [_MS, 10 * _MS])  # near looks, and distant ones
 def test_a_wait_over_a_look_from_outside_is_put_where_there_is_room(ms: int) -> None:
     waits = {(1, 2): (np.array([10 * ms]), np.array([18 * ms]))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,17 @@ from rca_llm.hints.case import Case, Spans, rank_rows, ranks_of, used
 from rca_llm.hints.model import Hint, Stage, rule
 from rca_llm.hints.moved import host_copies
 from rca_llm.hints.wording import percent
-from rca_llm.probes.nodes import numbers
+from rca_llm.probes.nodes import MOST_CPUS, is_number, numbers
 from rca_llm.probes.pages import METRIC
 from rca_llm.readers.events_values import as_dict
 from rca_llm.table import Ints, Mask, known
-from rca_llm.trace import NODES
+from rca_llm.trace import NODES, Device
 
 COPY_PARTS = ("io.h2d", "io.d2h")
 """What can be charged: the copies that cross from one socket to the other."""
 
-_MOST_CPUS = 1 << 16
+MOST_PAGES = 1 << 50
+"""A sample of more is nonsense."""
 
 
 @dataclass(frozen=True)
@@ -182,36 +183,35 @@ def _place(case: Case, number: int) -> Place | None:
     member = case.job.ranks[number]
     recording, _ = member
     nodes = _nodes(recording)
-    gpu = recording.timeline["gpu"]
-    rows = np.flatnonzero(rank_rows(member, gpu))
-    found = _devices(recording, gpu["process"][rows], gpu["device"][rows])
-    at = {device.node for device in found}
-    if len(nodes) < 2 or len(at) != 1 or (own := at.pop()) is None:
+    if len(nodes) < 2:
         return None
-    processes = sorted({int(process) for process in np.unique(gpu["process"][rows])})
+    rows = np.flatnonzero(rank_rows(member, recording.timeline["gpu"]))
+    devices = _devices(recording, rows)
+    at, names = ({device.node for device in devices}, {device.name for device in devices})
+    own = at.pop() if len(at) == 1 else None
+    if own is None:
+        return None
+    processes = sorted({device.process for device in devices if device.process is not None})
     threads, launching = _threads(recording, rows)
     on_cpu, unknown = _on_cpu(recording, nodes, processes, threads)
     pages, looks = _pages(recording, processes)
-    far = _far(nodes, own, case.limits("R36")["distance"])
-    names = {device.name for device in found}
-    name = names.pop() if len(names) == 1 else None
-    return Place(number, ranks_of(member), own, far, on_cpu, unknown, launching, pages, looks, name)
+    return Place(
+        number, ranks_of(member), own, _far(nodes, own, case.limits("R36")["distance"]),
+        on_cpu, unknown, launching, pages, looks, names.pop() if len(names) == 1 else None,
+    )  # fmt: skip
 
 
-def _devices(recording: Recording, process: Ints, device: Ints) -> list[_Device]:
-    """Every device that was used, and where it is as far as that is known."""
+def _devices(recording: Recording, rows: Ints) -> list[Device]:
+    """Every device that each process used, as far as it is described."""
+    gpu = recording.timeline["gpu"]
+    process, device = gpu["process"][rows], gpu["device"][rows]
     told = {(one.process, one.device): one for one in recording.timeline.devices}
-    found: list[_Device] = []
-    for pair in sorted(set(zip(process.tolist(), device.tolist(), strict=True))):
-        one = told.get(pair) or told.get((None, pair[1]))
-        found.append(_Device(one.name if one else None, one.node if one else None))
+    found: list[Device] = []
+    for own in np.unique(process).tolist():
+        for number in np.unique(device[process == own]).tolist():
+            one = told.get((own, number)) or told.get((None, number)) or Device(number)
+            found.append(replace(one, process=own))
     return found
-
-
-@dataclass(frozen=True)
-class _Device:
-    name: str | None
-    node: int | None
 
 
 def _nodes(recording: Recording) -> dict[int, Mapping[str, Any]]:
@@ -221,12 +221,8 @@ def _nodes(recording: Recording) -> dict[int, Mapping[str, Any]]:
     return {
         int(node): row
         for node, row in rows.items()
-        if _is_number(node) and isinstance(row.get("cpus"), str)
+        if is_number(node) and isinstance(row.get("cpus"), str)
     }
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 6
 
 
 def _far(nodes: Mapping[int, Mapping[str, Any]], own: int, least: float) -> frozenset[int]:
@@ -262,7 +258,7 @@ def _on_cpu(
     if threads:
         rows &= _of_threads(states["process"], states["thread"], threads)
     lasting = (states["end"] - states["start"])[rows]
-    node = _node_of_cpu(nodes)[np.clip(states["cpu"][rows], -1, _MOST_CPUS - 1)]
+    node = _node_of_cpu(nodes)[np.clip(states["cpu"][rows], -1, MOST_CPUS - 1)]
     sums = {
         int(one): int(lasting[node == one].sum()) for one in np.unique(node).tolist() if one >= 0
     }
@@ -278,9 +274,9 @@ def _of_threads(process: Ints, thread: Ints, wanted: set[tuple[int, int]]) -> Ma
 
 def _node_of_cpu(nodes: Mapping[int, Mapping[str, Any]]) -> Ints:
     """The node of every CPU, -1 for none; the last is that of a CPU that is not known."""
-    found = np.full(_MOST_CPUS + 1, -1, np.int64)
+    found = np.full(MOST_CPUS + 1, -1, np.int64)
     for node, row in nodes.items():
-        found[[cpu for cpu in numbers(row["cpus"]) if cpu < _MOST_CPUS]] = node
+        found[[cpu for cpu in numbers(row["cpus"]) if cpu < MOST_CPUS]] = node
     return found
 
 
@@ -291,7 +287,8 @@ def _pages(recording: Recording, processes: Sequence[int]) -> tuple[dict[int, in
     for node, metric in _page_metrics(recording):
         for process, values in records.process_samples(recording, metric).items():
             if process in processes:
-                found[node] = found.get(node, 0) + int(max(values)[1])
+                count = max(values)[1]
+                found[node] = found.get(node, 0) + (int(count) if 0 <= count < MOST_PAGES else 0)
                 looks = max(looks, len(values))
     return found, looks
 
@@ -301,7 +298,7 @@ def _page_metrics(recording: Recording) -> Iterator[tuple[int, str]]:
     for code in used(recording.timeline["samples"]["metric"]):
         text = strings[code]
         number = text[len(METRIC) :]
-        if text.startswith(METRIC) and _is_number(number):
+        if text.startswith(METRIC) and is_number(number):
             yield int(number), text
 
 

@@ -10,12 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from rca_llm.probes import format as layout
-from rca_llm.probes.nodes import CPUS, DISTANCES, GPU_NODE, GPU_UUID
+from rca_llm.probes.nodes import CPUS, DISTANCES, GPU_NODE, GPU_UUID, is_number
 from rca_llm.readers.segments import Segment
 from rca_llm.trace import NODES, Timeline
-
-_LONGEST = 9
-"""Digits of a number that is believed."""
 
 
 def add(timeline: Timeline, segments: Sequence[Segment]) -> None:
@@ -29,7 +26,7 @@ def add(timeline: Timeline, segments: Sequence[Segment]) -> None:
             nodes[str(node)]["distances"] = _distances(text)
     if nodes:
         timeline.header.extra[NODES] = nodes
-    where = {index: int(text) for index, text in _told(own, GPU_NODE) if _is_number(text)}
+    where = {index: int(text) for index, text in _told(own, GPU_NODE) if is_number(text)}
     names = {text.lower(): index for index, text in _told(own, GPU_UUID)}
     # Where all GPUs of the machine are on one node, it does not matter which one this is.
     everywhere = set(where.values()) if set(where) >= set(names.values()) else set[int]()
@@ -50,8 +47,4 @@ def _told(segments: Iterable[Segment], key: str) -> Iterable[tuple[int, str]]:
 def _distances(text: str) -> dict[str, int]:
     """`0:10 1:21` as numbers by node."""
     pairs = [word.partition(":") for word in text.split()]
-    return {a: int(b) for a, _, b in pairs if _is_number(a) and _is_number(b)}
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _LONGEST
+    return {a: int(b) for a, _, b in pairs if is_number(a) and is_number(b)}

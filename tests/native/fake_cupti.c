@@ -384,6 +384,8 @@ EXPORT void fake_device(void)
                           .sms = 132, .warps_per_sm = 64, .blocks_per_sm = 32,
                           .shared_per_sm = 233472, .registers_per_sm = 65536, .major = 9,
                           .id = 1, .name = "Stand-in GPU"};
+    for (char i = 0; i < 16; i++)
+        record.uuid[(int)i] = i;
     put(&record, sizeof record);
 }
 

@@ -139,6 +139,8 @@ def test_a_device_brings_its_limits(app: Traced) -> None:
     app("init", "device", "kernels:1")
     (device,) = timeline_of(app.run).devices
     assert (device.device, device.name) == (1, "Stand-in GPU")
+    assert device.uuid == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+    assert device.node is None  # nobody told where it is
     assert device.limits["sms"] == 132
     assert device.limits["max_threads_per_sm"] == 2048
     assert device.limits["memory_bytes_s"] == 4_800_000_000_000
