@@ -125,9 +125,10 @@ ADVICE_LEAVES_SOME = ("pageable_copies", "small_copies")
 
 
 def without_cause(row: Row) -> Saving:
-    """What the hint says, against the same service without the cause."""
-    whole = row.charged_ns if row.cause in ADVICE_LEAVES_SOME else row.saving_ns
-    return whole, row.injected_ns
+    """What the hint, or a replay where that claims less, says against the service without it."""
+    if row.removed_ns is not None:
+        return row.removed_ns, row.injected_ns
+    return row.charged_ns if row.cause in ADVICE_LEAVES_SOME else row.saving_ns, row.injected_ns
 
 
 def with_advice(row: Row) -> Saving:

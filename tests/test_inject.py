@@ -243,6 +243,7 @@ def test_on_a_gpu_both_the_cause_and_the_advice_are_compared() -> None:
     assert timed.judged
     copied = replace(rows[0], cause="small_copies", charged_ns=990)
     assert removed(copied) == (990, 1000)
+    assert removed(replace(rows[0], cause="launch_bound", removed_ns=980.0)) == (980, 1000)
     silent = replace(rows[0], saving_ns=None)
     assert matrix.saving_figures([silent], "x", removed)["x_pairs_without_prediction"] == 1
 

@@ -59,6 +59,8 @@ SLACK_NS = 300_000
 ANALYSIS_S = 90
 REMEDIES = {"launch_bound": {"scheduling.launch": 0.0, "scheduling.host": 0.0}}
 """What a remedy changes in the replay, where it is more or less than the hint says is saved."""
+MORE = ("launch_bound",)
+"""Causes that brought work of their own, which their hint does not claim: the tiny kernels."""
 GROWTH = {"R34": {"span_ns": 1e9, "samples": 5}}
 """Memory growth is judged over half an hour; a run of seconds needs a shorter observation."""
 
@@ -276,6 +278,9 @@ def judge(truth: dict[str, Any]) -> Row:
     shares = {k: round(v / max(truth["latency_ns"], 1), 4) for k, v in _parts(report).items()}
     note = json.dumps({"hints": top, "parts": shares, "figures": truth["figures"]})
     row = judged(report.summary, truth, note=note, **compared(truth))
+    if row.cause in MORE and row.rank is not None:
+        gone = dict.fromkeys(CAUSES[row.cause].parts, 0.0)
+        row = replace(row, removed_ns=replayed(report, gone))
     return row if row.measured_ns is None else replace(row, predicted_ns=predicted(report, row))
 
 
@@ -315,11 +320,14 @@ def _parts(report: Any) -> dict[str, int]:
 
 def predicted(report: Any, row: Row) -> float | None:
     """What the report says that the remedy saves, summed over the requests, ns."""
+    changed = REMEDIES.get(row.cause)
+    return row.saving_ns if changed is None else replayed(report, changed)
+
+
+def replayed(report: Any, changed: dict[str, float]) -> float:
+    """What a replay with changed parts saves, summed over the requests, ns."""
     from rca_llm.whatif import whatif
 
-    changed = REMEDIES.get(row.cause)
-    if changed is None:
-        return row.saving_ns
     answer = whatif(report, changed)
     saved: list[int] = [row["latency_ns"] - row["new_latency_ns"] for row in answer["requests"]]
     return sum(saved)

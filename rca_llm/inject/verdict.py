@@ -41,6 +41,8 @@ class Row:
     load: float | None = None
     charged_ns: int | None = None
     """What the hint of the cause is charged with; some advice leaves a part of that."""
+    removed_ns: float | None = None
+    """What a replay without all that was injected saves, where the hint claims less than that."""
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
