@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rca_llm import output
+from rca_llm.cli import COMMANDS
 from rca_llm.errors import RcaError
 from rca_llm.run import create
 from tests.test_compare import events
@@ -120,3 +122,23 @@ def test_nothing_half_written_stays(tmp_path: Path) -> None:
         output.write(tmp_path / "page.html", failing, force=True)
     assert (tmp_path / "page.html").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def _options(command: str) -> dict[str, tuple[list[str], str]]:
+    """The options of a command by parameter: how they are written, and their help."""
+    found = importlib.import_module(f"rca_llm.commands.{command}").command
+    return {one.name: (one.opts, getattr(one, "help", None) or "") for one in found.params}
+
+
+def test_commands_that_write_json_take_the_same_options() -> None:
+    told = {command: _options(command) for command in COMMANDS}
+    writing = {command for command, options in told.items() if "document" in options}
+    assert writing == {"check", "compare", "report", "whatif"}
+    for command in writing:
+        opts, help = told[command]["document"]
+        assert opts == ["--json"]
+        assert help.endswith(" as JSON; - is standard output, without the table.")
+        assert told[command]["force"] == (["--force"], "Overwrite outputs that exist.")
+    pages = {command for command in writing if "page" in told[command]}
+    assert pages == {"compare", "report"}
+    assert all(told[command]["page"][0] == ["-o", "--output"] for command in pages)

@@ -12,20 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from rca_llm import check, output
-from rca_llm.commands.paths import PATH
+from rca_llm.commands.outputs import outputs
 
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "dim"}
 
 
 @click.command("check")
 @click.option("--engine", type=click.Choice(check.ENGINES), help="Also check one engine.")
-@click.option(
-    "--json",
-    "document",
-    type=PATH,
-    help="The checks as JSON; - is standard output, without the table.",
-)
-@click.option("--force", is_flag=True, help="Overwrite an output that exists.")
+@outputs("The checks")
 def command(engine: str | None, document: Path | None, force: bool) -> None:
     """Check this machine and environment for tracing and for known serving misconfigurations.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rca_llm import output
-from rca_llm.commands.paths import PATH
+from rca_llm.commands.outputs import outputs
 from rca_llm.commands.variadic import Variadic
 from rca_llm.compare import compare
 from rca_llm.exporters import comparison
@@ -24,14 +24,7 @@ from rca_llm.readers import load
     metavar="OTHER…",
     help="The traces of the other side, up to the next option.",
 )
-@click.option("-o", "--output", "page", type=PATH, help="An HTML page.")
-@click.option(
-    "--json",
-    "document",
-    type=PATH,
-    help="The comparison as JSON; - is standard output, without the table.",
-)
-@click.option("--force", is_flag=True, help="Overwrite outputs that exist.")
+@outputs("The comparison", page="An HTML page.")
 def command(
     base: tuple[str, ...],
     other: tuple[str, ...],

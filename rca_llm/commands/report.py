@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from rca_llm import output
+from rca_llm.commands.outputs import outputs
 from rca_llm.commands.paths import PATH
 from rca_llm.distributed.job import analyse
 from rca_llm.exporters import terminal
@@ -16,14 +17,7 @@ from rca_llm.hints.thresholds import overriding as load_thresholds
 
 @click.command("report")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT…")
-@click.option("-o", "--output", "page", type=PATH, help="The HTML report.")
-@click.option(
-    "--json",
-    "summary",
-    type=PATH,
-    help="The summary as JSON; - is standard output, without the table.",
-)
-@click.option("--force", is_flag=True, help="Overwrite outputs that exist.")
+@outputs("The summary", page="The HTML report.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
@@ -42,7 +36,7 @@ from rca_llm.hints.thresholds import overriding as load_thresholds
 def command(
     inputs: tuple[str, ...],
     page: Path | None,
-    summary: Path | None,
+    document: Path | None,
     force: bool,
     jobs: int | None,
     scheduler: str | None,
@@ -54,11 +48,11 @@ def command(
     An INPUT is a run directory, a Nsight Systems export, a PyTorch trace or a file of RCA events;
     a directory or several paths, or URLs that fsspec knows, are the ranks of one job.
     """
-    output.check_targets(page, summary, force=force, inputs=inputs)
+    output.check_targets(page, document, force=force, inputs=inputs)
     report = analyse(inputs, jobs, scheduler, load_thresholds(thresholds))
-    if summary is not None:
-        output.write_json(summary, report.summary, force=force)
+    if document is not None:
+        output.write_json(document, report.summary, force=force)
     if page is not None:
         output.write(page, lambda draft: write_page(report, draft), force=force)
-    if not (quiet or summary == output.STANDARD_OUTPUT):
+    if not (quiet or document == output.STANDARD_OUTPUT):
         terminal.show(report)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rca_llm import output
-from rca_llm.commands.paths import PATH
+from rca_llm.commands.outputs import outputs
 from rca_llm.commands.variadic import Variadic
 from rca_llm.exporters import prediction
 from rca_llm.readers import load
@@ -24,13 +24,7 @@ from rca_llm.whatif import factors, whatif
     metavar="NAME=FACTOR…",
     help="A class or part and the factor of its time, as communication=0 scheduling.launch=0.1.",
 )
-@click.option(
-    "--json",
-    "document",
-    type=PATH,
-    help="The answer as JSON; - is standard output, without the table.",
-)
-@click.option("--force", is_flag=True, help="Overwrite an output that exists.")
+@outputs("The answer")
 def command(
     inputs: tuple[str, ...], settings: tuple[str, ...], document: Path | None, force: bool
 ) -> None:
