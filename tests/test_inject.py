@@ -279,6 +279,19 @@ def test_a_device_rests_before_each_request_as_long_as_it_served_the_last(
     assert rests[3:6] == [max(service.REST_S, last) for last in before]
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_whoever_is_prefilled_first_has_not_waited_for_it(tmp_path: Path) -> None:
+    sharing, service = (
+        importlib.import_module(f"rca_llm.inject.gpu_{name}") for name in ("sharing", "service")
+    )
+    own = service.Engine("cpu", rows=4, width=8)
+    truth = sharing.prefill_first(own, order("prefill_before_decode", 4, 0, str(tmp_path)))
+    served, steps = truth.ledger.requests, truth.ledger.steps
+    assert steps[3][1] <= served["prefill_before_decode-4-0-b"].arrival <= steps[4][0]
+    found = truth.document()
+    assert [row["injected_ns"] > 0 for row in found["requests"]] == [True, False]
+
+
 def test_savings_below_the_noise_are_listed_and_not_judged() -> None:
     rows = [removed(0, 100, 1100, 1000, 1060), removed(0, 100, 1100, 1060, 1000, size=80)]
     assert not any(one.judged for one in matrix.removals(rows))

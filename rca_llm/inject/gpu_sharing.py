@@ -106,22 +106,21 @@ class Growth(GpuFault):
 
 
 def prefill_first(own: Engine, order: Order) -> Truth:
-    """A request decodes; another is prefilled in `magnitude` steps of its own before it goes on."""
+    """A request decodes; another is prefilled in `magnitude` steps of its own before it goes on.
+
+    The other one comes when it is its turn. If it came with the first it would wait for that one's
+    first steps, which is a second cause, and in the smallest size as large as this one.
+    """
     ledger = Ledger(measured_by="the wall clock of the steps that only prefill")
     own.compute()
     own.synchronise()
     first, second = (f"{order.cause.name}-{order.magnitude:g}-{order.seed}-{n}" for n in "ab")
     a, b = request(first, prompt_tokens=512), request(second, prompt_tokens=4096)
-    for made, id in ((a, first), (b, second)):
-        made.arrival()
-        ledger.served(id).arrival = perf_counter_ns()
-    a.scheduled()
-    ledger.served(first).scheduled = perf_counter_ns()
+    _comes(ledger, a, first)
     for place in range(4):
         _one(own, ledger, {first: ("decode", 1) if place else ("prefill", 512)})
         (a.token if place else a.first_token)()
-    b.scheduled()
-    ledger.served(second).scheduled = perf_counter_ns()
+    _comes(ledger, b, second)
     for _ in range(round(order.magnitude)):
         begun = perf_counter_ns()
         _one(own, ledger, {second: ("prefill", 512)})
@@ -136,6 +135,14 @@ def prefill_first(own: Engine, order: Order) -> Truth:
         made.finish()
         ledger.served(id).last_token = ledger.served(id).finished = perf_counter_ns()
     return Truth(order, ledger)
+
+
+def _comes(ledger: Ledger, made: request, id: str) -> None:
+    """A request arrives and is scheduled at once."""
+    made.arrival()
+    ledger.served(id).arrival = perf_counter_ns()
+    made.scheduled()
+    ledger.served(id).scheduled = perf_counter_ns()
 
 
 def _one(own: Engine, ledger: Ledger, batch: dict[str, tuple[str, int | None]]) -> None:
