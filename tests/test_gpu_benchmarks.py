@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import importlib
+import io
 import json
 import os
 import signal
@@ -12,7 +14,7 @@ import sys
 import tarfile
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +47,7 @@ try:
     stages: Any = importlib.import_module("stages")
     turns: Any = importlib.import_module("turns")
     every: Any = importlib.import_module("all")
+    packing: Any = importlib.import_module("packing")
 finally:
     sys.path.remove(str(FOLDER))
 
@@ -381,3 +384,41 @@ def test_steps_of_generate_and_checks_of_vllm_read_a_recording(
     late = SimpleNamespace(closed=[(0, vllm_load.NEVER)])
     checks = vllm_load._checks(found, calls, None, stamps, late)
     assert checks["failed"] == ["nothing of a pause is kept"]
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_a_recording_is_packed_without_what_is_made_from_it(tmp_path: Path, suffix: str) -> None:
+    if suffix == "zst":
+        pytest.importorskip("zstandard", reason="zstandard is not there")
+    run = tmp_path / "run.rca"
+    for name in ("segments/1.seg", "tables/gpu.npy", "manifest.json"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_bytes(os.urandom(1000))
+    truths = tmp_path / "truths.jsonl"
+    truths.write_text("{}\n")
+    kept = tmp_path / f"kept.tar.{suffix}"
+    parts = {"one.rca": run, truths.name: truths}
+    assert packing.pack(kept, parts) == kept.stat().st_size
+    with _opened(kept) as archive:
+        files = {member.name: member for member in archive.getmembers() if member.isfile()}
+        assert set(files) == {"one.rca/segments/1.seg", "one.rca/manifest.json", "truths.jsonl"}
+        assert {(one.uname, one.gname, one.uid) for one in files.values()} == {("", "", 0)}
+        found = archive.extractfile("one.rca/segments/1.seg")
+        assert found is not None
+        assert found.read() == (run / "segments" / "1.seg").read_bytes()
+    assert packing.pack(kept, parts, largest=1500) is None
+    assert not kept.exists()
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tarfile.TarFile]:
+    """An archive, whatever compresses it."""
+    data = path.read_bytes()
+    if path.suffix == ".zst":
+        import zstandard
+
+        data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read()
+    else:
+        data = gzip.decompress(data)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        yield archive

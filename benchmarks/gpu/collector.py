@@ -20,7 +20,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import stages
+from packing import pack
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NATIVE = ROOT / "probes" / "native"
@@ -479,14 +479,10 @@ def record(session: Session) -> None:
     if session.arguments.dry_run:
         return
     kept = session.out / "generate.rca.tar.gz"
-    with tarfile.open(kept, "w:gz", compresslevel=9) as archive:
-        archive.add(run, "generate.rca")
-    if kept.stat().st_size > LARGEST_RECORDING:
-        kept.unlink()
+    size = pack(kept, {"generate.rca": run}, LARGEST_RECORDING)
     timeline = read(run)
     with gzip.open(session.out / "generate.times.json.gz", "wt") as file:
         json.dump(done, file)
-    size = kept.stat().st_size if kept.exists() else None
     session.keep("record", summary(done) | described(run, timeline) | {"kept_bytes": size})
 
 

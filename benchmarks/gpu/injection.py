@@ -46,6 +46,7 @@ from matrix import (  # noqa: E402
     with_advice,
     without_cause,
 )
+from packing import pack  # noqa: E402
 
 from rca_llm.inject.catalogue import CAUSES, Order, workload  # noqa: E402
 from rca_llm.inject.verdict import Row, figures, judged  # noqa: E402
@@ -186,26 +187,9 @@ def traced(family: str, session: Session) -> tuple[list[Row], str]:
     lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
     failed = {line["cause"]: line["failed"] for line in lines if "failed" in line}
     good = [line for line in lines if "failed" not in line and line["window"]]
-    keep_recording(folder, session.out / f"{family}.tar.zst")
+    pack(session.out / f"{family}.tar.zst", {path.name: path for path in sorted(folder.iterdir())})
     rows = analyse(None if family == "shapes" else run, good)
     return rows, f"{note} failed: {failed}" if failed else note
-
-
-def keep_recording(folder: Path, target: Path) -> None:
-    """Pack a family's run directory, without its tables, and its truths."""
-    import tarfile
-
-    from zstandard import ZstdCompressor
-
-    compressor = ZstdCompressor(level=9, threads=-1)
-    with (
-        target.open("wb") as file,
-        compressor.stream_writer(file) as packed,
-        tarfile.open(fileobj=packed, mode="w|") as archive,
-    ):
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and "tables" not in path.parts:
-                archive.add(path, path.relative_to(folder))
 
 
 def run_limited(call: list[str], env: dict[str, str], limit: float) -> str:

@@ -19,12 +19,12 @@ import os
 import shutil
 import sqlite3
 import sys
-import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import packing
 import stages
 from collector import nsys_program
 
@@ -124,21 +124,12 @@ def check(
         return {"failed": ["the check itself"], "said": done["said"]}
 
 
-def pack(session: Session, name: str, folders: Sequence[Path]) -> int:
-    """Keep recordings as one archive, without the tables that are made from the rest."""
-    kept = session.out / f"{name}.tar.gz"
+def pack(session: Session, name: str, folders: Sequence[Path]) -> int | None:
+    """Keep recordings as one archive; its bytes."""
     for run in (folder for folder in folders if (folder / "manifest.json").exists()):
         describe_plainly(run)
-    with tarfile.open(kept, "w:gz", compresslevel=9) as archive:
-        for folder in folders:
-            archive.add(folder, folder.name, filter=_raw)
-    return kept.stat().st_size
-
-
-def _raw(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    member.uname = member.gname = ""
-    member.uid = member.gid = 0
-    return None if "/tables" in member.name else member
+    kept = session.out / f"{name}.tar.gz"
+    return packing.pack(kept, {folder.name: folder for folder in folders})
 
 
 def describe_plainly(run: Path) -> None:

@@ -18,7 +18,6 @@ import json
 import shutil
 import statistics
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 import native  # noqa: E402  # the path above
 import stages  # noqa: E402
 import vllm_model  # noqa: E402
+from packing import pack  # noqa: E402
 
 from rca_llm.run import Run  # noqa: E402
 from tests.engines import compare, load, server  # noqa: E402
@@ -177,15 +177,8 @@ def _warm_up(port: int, calls: list[load.Call]) -> None:
 
 
 def _archive(run: Path, kept: Path) -> int | None:
-    """The raw run, without its tables; None where it is too large to keep."""
-    with tarfile.open(kept, "w:gz", compresslevel=9) as archive:
-        for part in ("manifest.json", "control", "segments"):
-            archive.add(run / part, f"{kept.name.partition('.')[0]}.rca/{part}")
-    size = kept.stat().st_size
-    if size > LARGEST_RECORDING:
-        kept.unlink()
-        return None
-    return size
+    """Keep a run; None where it is too large for that."""
+    return pack(kept, {f"{kept.name.partition('.')[0]}.rca": run}, LARGEST_RECORDING)
 
 
 # ------------------------------------------------------------------ the price of the probes
