@@ -27,8 +27,9 @@ METRIC = "process.numa_pages."
 """With the number of a node: how many of the pages looked at lie there."""
 SAMPLED = 2048
 """Pages that are looked at: a tenth of them is told to within 1.3 points, nineteen times in 20."""
-MOST_RESIDENT = 1 << 30
-"""Bytes of a process that `numa_maps` is read of: 22 ms on a VM, in pages of 4 KiB."""
+MOST_COUNTED = 1 << 30
+"""Bytes of memory of its own up to which `numa_maps` of a process is read. In pages of 4 KiB and
+one mapping that took 22 ms on a VM, for which an `mmap` of the process waited."""
 FIRST_S, LAST_S = 1.0, 60.0
 """After so long a process is looked at, then after twice as long, and so on up to the second."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -69,13 +70,13 @@ class Pages:
 def pages_by_node(pid: int) -> dict[int, int]:
     """How many pages of those looked at lie on each node; empty where nobody may know."""
     try:
-        found = _sampled(pid)
-        return _counted(pid) if found is None else found
+        found = sampled(pid)
+        return counted(pid) if found is None else found
     except (OSError, ValueError):
         return {}
 
 
-def _sampled(pid: int) -> dict[int, int] | None:
+def sampled(pid: int) -> dict[int, int] | None:
     """The nodes of pages spread over a process's memory; None where that is forbidden."""
     places = spread(list(_areas(pid)), SAMPLED)
     if _MOVE_PAGES is None or not places:
@@ -116,13 +117,19 @@ def spread(areas: list[tuple[int, int]], most: int) -> list[int]:
     return places
 
 
-def _counted(pid: int) -> dict[int, int]:
+def counted(pid: int) -> dict[int, int]:
     """All pages of a small process by node, as `numa_maps` says."""
-    resident = content(f"/proc/{pid}/statm").split()
-    if len(resident) < 2 or int(resident[1]) * PAGE > MOST_RESIDENT:
+    if (own := _bytes(pid)) is None or own > MOST_COUNTED:
         return {}
     with open(f"/proc/{pid}/numa_maps", "rb") as file:
         return _tally(pair for line in file for pair in line_pages(line))
+
+
+def _bytes(pid: int) -> int | None:
+    """How much memory that is no file's a process has; None where nobody says."""
+    lines = content(f"/proc/{pid}/status").splitlines()
+    sizes = [line.split()[1] for line in lines if line.startswith((b"RssAnon:", b"RssShmem:"))]
+    return sum(map(int, sizes)) * 1024 if sizes else None
 
 
 def line_pages(line: bytes) -> Iterator[tuple[int, int]]:

@@ -65,7 +65,7 @@ def test_both_ways_agree_about_a_real_process(child: Any, monkeypatch: pytest.Mo
 
 def test_a_large_process_is_not_walked(child: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "_MOVE_PAGES", None)
-    monkeypatch.setattr(pages, "MOST_RESIDENT", 1 << 20)
+    monkeypatch.setattr(pages, "MOST_COUNTED", 1 << 20)
     assert pages.pages_by_node(child.pid) == {}
 
 
