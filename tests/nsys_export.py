@@ -35,7 +35,7 @@ TABLES = {
     "ThreadNames": "nameId priority globalTid",
     "GPU_METRICS": "timestamp typeId metricId value",
     "TARGET_INFO_GPU_METRICS": "typeId sourceId typeName metricId metricName",
-    "TARGET_INFO_GPU": "id name cuDevice totalMemory memoryBandwidth clockRate smCount"
+    "TARGET_INFO_GPU": "id name uuid cuDevice totalMemory memoryBandwidth clockRate smCount"
     " maxRegistersPerSm maxShmemPerSm maxWarpsPerSm maxBlocksPerSm threadsPerWarp computeMajor"
     " computeMinor",
     "TARGET_INFO_CUDA_DEVICE": "gpuId cudaId pid",

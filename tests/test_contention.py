@@ -165,8 +165,9 @@ def test_when_it_was_queued_stands_for_a_call_that_was_not_recorded() -> None:
         scene.kernel("their_gemm", start + MS + SWITCH, start + 2 * MS, process=NEIGHBOUR)
         scene.kernel(GEMM, start + 2 * MS + SWITCH, start + STEP, queued=start)
     scene.request("R", 0, [(i + 1) * STEP for i in range(STEPS)], scheduled=0)
-    row = scene.summary()["requests"][0]
-    assert row["parts"]["scheduling.queue"] == (MS + SWITCH) * STEPS
+    summary = scene.summary()
+    assert summary["requests"][0]["parts"]["scheduling.queue"] == (MS + SWITCH) * STEPS
+    assert hint(summary, "R29")["saving_ns"] == (MS + SWITCH) * STEPS
 
 
 def test_where_nothing_says_when_work_was_queued_nobody_is_charged() -> None:

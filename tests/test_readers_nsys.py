@@ -288,6 +288,7 @@ def test_devices(tmp_path: Path) -> None:
         "TARGET_INFO_GPU",
         id=3,
         name="NVIDIA H200",
+        uuid="554a6988-03dd-6206-3dd1-f43fb60a3ed0",
         smCount=132,
         threadsPerWarp=32,
         maxWarpsPerSm=64,
@@ -298,6 +299,7 @@ def test_devices(tmp_path: Path) -> None:
     export.add("TARGET_INFO_CUDA_DEVICE", gpuId=3, cudaId=0, pid=PID)
     (device,) = read(export.write(tmp_path / "a")).devices
     assert (device.device, device.name, device.process) == (0, "NVIDIA H200", PID)
+    assert device.uuid == "GPU-554a6988-03dd-6206-3dd1-f43fb60a3ed0"
     assert device.limits == {
         "sms": 132,
         "warp_size": 32,

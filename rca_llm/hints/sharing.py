@@ -58,7 +58,7 @@ def shared_device(case: Case) -> list[Hint]:
 
 
 def _waited(case: Case, least: float) -> Iterator[Hint]:
-    """Work that was queued and waited for kernels of another process, which a replay can leave out.
+    """Work that was queued and waited for kernels of another process.
 
     Of several ranks that waited, the one that waited longest is told.
     """
@@ -95,7 +95,8 @@ def _waited(case: Case, least: float) -> Iterator[Hint]:
             "mean_wait_ns": waited // len(held),
             "neighbour_kernels_ns": intervals.common((held.start, held.end), theirs),
         },
-        replays=True,
+        # Without its calls a replay cannot tell where the host waits for the device.
+        replays=len(recording.timeline["api"]) > 0,
     )
 
 

@@ -236,7 +236,8 @@ def _devices(export: Export) -> list[Device]:
     for row, _ in export.records("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"]):
         if "cudaId" in row:
             gpu = gpus.get(row.get("gpuId", UNKNOWN), Device(UNKNOWN))
-            seen.append(Device(row["cudaId"], gpu.name, row.get("pid"), dict(gpu.limits)))
+            limits = dict(gpu.limits)
+            seen.append(Device(row["cudaId"], gpu.name, row.get("pid"), limits, gpu.uuid))
     return seen or list(gpus.values())
 
 
@@ -244,9 +245,11 @@ def _gpus(export: Export) -> dict[int, Device]:
     """The GPUs of the machine, by the export's own id."""
     gpus: dict[int, Device] = {}
     numbers = ["id", "cuDevice", "maxWarpsPerSm", "computeMinor", *_LIMITS]
-    for row, texts in export.records("TARGET_INFO_GPU", numbers, ["name"]):
-        id = row.get("id", len(gpus))
-        gpus[id] = Device(row.get("cuDevice", id), texts.get("name"), None, _limits(row))
+    for row, texts in export.records("TARGET_INFO_GPU", numbers, ["name", "uuid"]):
+        id, uuid = row.get("id", len(gpus)), texts.get("uuid")
+        name, number = texts.get("name"), row.get("cuDevice", id)
+        uuid = f"GPU-{uuid.removeprefix('GPU-')}" if uuid else None
+        gpus[id] = Device(number, name, None, _limits(row), uuid)
     return gpus
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -100,22 +100,26 @@ def work_of(job: Job) -> Work:
     before = _before(table["rank"], table["stream"])
     other = _followed(table, before)
     chain = _numbered(table["rank"], table.pop("stream"))
-    table["called"] = _asked_for(table, before, other, _closest(job)[table["rank"]])
-    nobody = np.zeros(len(before), np.int64)
-    found = Work(**table, before=before, other=other, chain=chain, held=nobody)
-    return replace(found, held=_held(job, found))
+    ended = np.append(table["end"], _NEVER)
+    last = np.maximum(ended[before], ended[other])
+    held = _held(job, table, last)
+    table["called"] = _asked_for(table, last, held, _closest(job)[table["rank"]])
+    return Work(**table, before=before, other=other, chain=chain, held=held)
 
 
-def _held(job: Job, work: Work) -> Ints:
-    """How long another process had the device while each row was delayed, ns."""
-    found = np.zeros(len(work.start), np.int64)
+def _held(job: Job, table: Mapping[str, Ints], last: Ints) -> Ints:
+    """How long another process had the device between all that each row waits for and its start.
+
+    `last` is when the work that it waits for had ended; ns.
+    """
+    start, since = table["start"], np.maximum(last, table["called"])
+    found = np.zeros(len(start), np.int64)
     for number, (_, partition) in enumerate(job.ranks):
         if len(partition.contended):
-            start, end = partition.contended.start, partition.contended.end
-            waits = Pieces(start, end, np.zeros(len(start), np.int64))
-            rows = np.flatnonzero((work.rank == number) & (work.lag > 0))
-            since = work.start[rows] - work.lag[rows]
-            found[rows] = intervals.sums_in(waits, since, work.start[rows], 1)[:, 0]
+            spans = partition.contended.start, partition.contended.end
+            waits = Pieces(*spans, np.zeros(len(spans[0]), np.int64))
+            rows = np.flatnonzero((table["rank"] == number) & (since > _NEVER) & (since < start))
+            found[rows] = intervals.sums_in(waits, since[rows], start[rows], 1)[:, 0]
     return found
 
 
@@ -125,13 +129,14 @@ def _closest(job: Job) -> Ints:
     return np.where(called, CLOSE_NS, QUEUED_NS).astype(np.int64)
 
 
-def _asked_for(table: Mapping[str, Ints], before: Ints, other: Ints, closest: Ints) -> Ints:
-    """When each was launched; work that comes after a pause and has no launch, when it began."""
-    low = np.iinfo(np.int64).min
-    ended = np.append(table["end"], low)
-    last = np.maximum(ended[before], ended[other])
-    paused = (last > low) & (table["start"] - np.maximum(last, low + CLOSE_NS) > closest)
-    return np.where(~known(table["called"]) & paused, table["start"], table["called"])
+def _asked_for(table: Mapping[str, Ints], last: Ints, held: Ints, closest: Ints) -> Ints:
+    """When each was launched; work that comes after a pause and has no launch, when it began.
+
+    For as long as another process had the device (`held`) it had been asked for.
+    """
+    begun = table["start"] - held
+    paused = (last > _NEVER) & (begun - np.maximum(last, _NEVER + CLOSE_NS) > closest)
+    return np.where(~known(table["called"]) & paused, begun, table["called"])
 
 
 def _numbered(rank: Ints, stream: Ints) -> Ints:
