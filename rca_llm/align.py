@@ -12,7 +12,7 @@ import numpy as np
 
 from rca_llm.attribute import pauses
 from rca_llm.attribute.ranks import FIRST_RANK, find_ranks
-from rca_llm.table import NO_TEXT, Array, Ints, Table, known
+from rca_llm.table import NEVER, NO_TEXT, Array, Ints, Table, known
 from rca_llm.trace import PAUSES, TABLES, Clock, Finding, Timeline, Trace
 
 CLOCK_STEP_NS = 1_000_000
@@ -132,7 +132,7 @@ def _move_pauses(extra: dict[str, Any], correct: Correction) -> None:
     if not pairs:
         return
     times = np.array(pairs, np.int64)
-    lasting = times != pauses.NEVER
+    lasting = times != NEVER
     moved = times + np.where(lasting, correct.correction(times.ravel()).reshape(times.shape), 0)
     extra[PAUSES] = [(start, end) for start, end in moved.tolist()]
 

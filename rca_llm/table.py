@@ -18,6 +18,9 @@ Mask = NDArray[np.bool_]
 UNKNOWN = np.iinfo(np.int64).min
 """An unknown time, id or count in a 64-bit column."""
 
+NEVER = int(np.iinfo(np.int64).max)
+"""The end of what has not ended: later than every time."""
+
 NO_TEXT = -1
 """An unknown text, and an unknown value of a small integer column."""
 

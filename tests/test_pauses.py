@@ -21,6 +21,7 @@ from rca_llm.attribute import pauses
 from rca_llm.attribute.parts import CODE, PARTS
 from rca_llm.exporters import events as exported
 from rca_llm.report import RankSegments, Report, RequestSegments
+from rca_llm.table import NEVER
 from rca_llm.trace import PAUSES, SWITCHED_OFF, Finding, Trace
 from rca_llm.whatif import whatif
 from tests.scenes import GEMM, MS, US, Scene, hint, ids
@@ -91,7 +92,7 @@ def test_a_request_that_was_there_has_an_unknown_time_whatever_it_waits_for() ->
 
 
 def test_a_pause_that_never_ended_lasts_until_the_end() -> None:
-    scene = paused(_launches(), (BASE + 90, pauses.NEVER))
+    scene = paused(_launches(), (BASE + 90, NEVER))
     assert scene.summary()["parts"][UNRECORDED] == 20
 
 
@@ -106,18 +107,18 @@ def test_pauses_move_with_the_clock() -> None:
     scene = Builder(utc=False, anchors=[(0, BASE)])
     scene.launch("gemm_x", (1, 5), (10, 20))
     scene.launch("gemm_x", (100, 105), (110, 120))
-    paused(scene, (30, 50), (115, pauses.NEVER))
+    paused(scene, (30, 50), (115, NEVER))
     told = scene.timeline.header.extra[PAUSES]
     report = report_of(scene)
     assert report.summary["parts"][UNRECORDED] == 20
     moved = report.trace.timelines[0].header.extra[PAUSES]
-    assert moved == [(BASE + 30, BASE + 50), (BASE + 115, pauses.NEVER)]
+    assert moved == [(BASE + 30, BASE + 50), (BASE + 115, NEVER)]
     assert scene.timeline.header.extra[PAUSES] is told
-    assert told == [(30, 50), (115, pauses.NEVER)]
+    assert told == [(30, 50), (115, NEVER)]
 
 
 def test_pauses_are_saved_and_exported(tmp_path: Path) -> None:
-    scene = paused(Builder(utc=False, anchors=[(0, BASE)]), (30, 50), (115, pauses.NEVER))
+    scene = paused(Builder(utc=False, anchors=[(0, BASE)]), (30, 50), (115, NEVER))
     scene.launch("gemm_x", (1, 5), (10, 20))
     scene.launch("gemm_x", (100, 105), (110, 120))
     report = report_of(scene)
@@ -146,7 +147,7 @@ def test_a_pause_makes_idle_time_in_it_unknown_and_changes_nothing_else(
     found: list[tuple[str, dict[str, Any]]], spans: list[tuple[int, int]], endless: bool
 ) -> None:
     told = [(BASE + start * US, BASE + (start + length) * US) for start, length in spans]
-    told += [(BASE + 500 * US, pauses.NEVER)] * endless
+    told += [(BASE + 500 * US, NEVER)] * endless
     plain, scene = Builder(), paused(Builder(), *told)
     for method, arguments in found:
         getattr(plain, method)(**arguments)
@@ -208,7 +209,7 @@ def served(*found: tuple[int, int]) -> Scene:
 
 
 def test_an_unchanged_replay_of_a_paused_trace_is_the_measurement() -> None:
-    for told in ((35 * MS, 52 * MS), (-10 * MS, 3 * MS), (195 * MS, pauses.NEVER)):
+    for told in ((35 * MS, 52 * MS), (-10 * MS, 3 * MS), (195 * MS, NEVER)):
         found = whatif(report_of(served(told)), {})
         assert found["latency"]["mean"]["saved_ns"] == 0
         assert found["steps"]["saved_ns"] == 0

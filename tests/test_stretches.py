@@ -19,9 +19,9 @@ from rca_llm.attribute.life import _own_spans as own_spans
 from rca_llm.attribute.partition import RankPartition, Recording, Segments
 from rca_llm.attribute.parts import NO_PART
 from rca_llm.attribute.requests import Request, requests_of
-from rca_llm.attribute.stretches import NEVER, OTHER
+from rca_llm.attribute.stretches import OTHER
 from rca_llm.intervals import Pieces
-from rca_llm.table import Ints
+from rca_llm.table import NEVER, Ints
 from rca_llm.trace import Timeline
 from tests.timelines import Builder
 

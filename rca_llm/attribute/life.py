@@ -20,9 +20,9 @@ from rca_llm.attribute.others import Others, others
 from rca_llm.attribute.partition import RankPartition, Recording, Segments
 from rca_llm.attribute.parts import CODE, NO_PART, PARTS
 from rca_llm.attribute.requests import Request
-from rca_llm.attribute.stretches import NEVER, OTHER, Shared, Stretches, between
+from rca_llm.attribute.stretches import OTHER, Shared, Stretches, between
 from rca_llm.intervals import Pieces
-from rca_llm.table import Ints, Mask
+from rca_llm.table import NEVER, Ints, Mask
 
 QUEUE, PREEMPT = CODE["scheduling.queue"], CODE["scheduling.preempt"]
 RECOMPUTE = CODE["scheduling.recompute"]

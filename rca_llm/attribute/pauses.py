@@ -13,19 +13,20 @@ import numpy as np
 from rca_llm import intervals
 from rca_llm.attribute.parts import CLASS_OF, CLASSES, CODE
 from rca_llm.intervals import Pieces
-from rca_llm.table import Ints
+from rca_llm.table import NEVER, Ints
 from rca_llm.trace import PAUSES, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NOT_RECORDED = CODE["unknown.not_recorded"]
-NEVER = int(np.iinfo(np.int64).max)
-"""The end of a pause that never ended."""
 
 
 def pauses_of(timeline: Timeline) -> tuple[Ints, Ints]:
-    """Begin and end of each pause of a timeline on its clock, disjoint and ascending, ns."""
+    """Begin and end of each pause of a timeline on its clock, disjoint and ascending, ns.
+
+    The end is `NEVER` of one that was not over when the run was.
+    """
     return _union(pairs(timeline.header.extra.get(PAUSES)))
 
 

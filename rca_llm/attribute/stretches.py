@@ -18,10 +18,9 @@ from rca_llm.attribute.links import among
 from rca_llm.attribute.parts import CODE, NO_PART
 from rca_llm.attribute.steps import NO_STEP
 from rca_llm.intervals import Pieces
-from rca_llm.table import Ints, Mask
+from rca_llm.table import NEVER, Ints, Mask
 
 OTHER = CODE["scheduling.other"]
-NEVER = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True)

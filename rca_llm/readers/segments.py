@@ -10,14 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rca_llm.probes import format as layout
-from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Mask, Strings
+from rca_llm.table import NEVER, NO_TEXT, UNKNOWN, Array, Ints, Mask, Strings
 
 Codes = NDArray[np.int32]
 
 Fact = tuple[str, int, str | None]
 """What an INFO cell says: key, number and text."""
-
-_NEVER = int(np.iinfo(np.int64).max)
 
 CELL = np.dtype(list(layout.CELL_FIELDS))
 _MOST = {
@@ -115,7 +113,7 @@ def pauses(segments: Iterable[Segment]) -> list[tuple[int, int]]:
     for segment in segments:
         if segment.header["writer"] == layout.WRITER_LAUNCHER:
             rows = segment.cells[segment.of(layout.GAP)]
-            found += [(int(row["a"]), int(row["b"]) or _NEVER) for row in rows]
+            found += [(int(row["a"]), int(row["b"]) or NEVER) for row in rows]
     return found
 
 
