@@ -111,7 +111,7 @@ def measured(member: Member, own: Products, limits: Mapping[str, float]) -> Meas
     lasting, least = (np.bincount(group, weights=ns) for ns in (own.lasting, own.least))
     slow, usual = least < limits["roof"] * lasting, _medians(group, own.least / own.lasting)
     told = (sizes >= limits["peers"]) & (usual > limits["roof"])
-    told &= _medians(group, own.beyond) < 0.5
+    told &= np.bincount(group, weights=own.beyond) * 2 < sizes
     kind = gpu["format"][first] * 2 + own.computing[first]
     intensity, work = gpu["flops"][first] / np.maximum(gpu["moved"][first], 1), own.least[first]
     yardstick = np.full(len(first), limits["roof"])
@@ -132,12 +132,14 @@ def _within(values: Array, one: int, factor: float) -> Mask:
 
 def _grouped(columns: Sequence[Array]) -> Ints:
     """A number, from 0 on, for every different row of some columns."""
-    number = np.zeros(len(columns[0]), np.int64)
+    number, most = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
         values, code = np.unique(column, return_inverse=True)
-        number = number * len(values) + code.reshape(-1)
-        number = np.unique(number, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    return number
+        if most * len(values) >= np.iinfo(np.int64).max:  # dense again, so that none overflows
+            number = np.unique(number, return_inverse=True)[1].reshape(-1).astype(np.int64)
+            most = int(number.max()) + 1
+        number, most = number * len(values) + code.reshape(-1), most * len(values)
+    return np.unique(number, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _medians(group: Ints, values: Array) -> Array:
