@@ -65,6 +65,7 @@ def test_a_launching_thread_on_the_other_socket_is_found() -> None:
     assert told["pages_by_node"] == "node 0: 5 %, node 1: 95 %"
     assert (told["pages_looked_at"], told["looks_at_pages"]) == (2000, 1)
     assert told["threads"] == "those that launch"
+    assert told["population"] == "1 s on known CPUs and 2,000 pages of worker 0"
     assert told["saving_assumes"].startswith("unknown: no rank near")
     assert (told["copy_bytes_s"], told["near_copy_bytes_s"]) == (None, None)
     assert "numactl --cpunodebind=0 --membind=0" in found["advice"][0]

@@ -15,7 +15,7 @@ from rca_llm.hints import records
 from rca_llm.hints.case import Case, Spans, rank_rows, ranks_of, used
 from rca_llm.hints.model import Hint, Stage, rule
 from rca_llm.hints.moved import host_copies
-from rca_llm.hints.wording import percent
+from rca_llm.hints.wording import percent, plural, time
 from rca_llm.probes.nodes import MOST_CPUS, is_number, numbers
 from rca_llm.probes.pages import METRIC
 from rca_llm.readers.events_values import as_dict
@@ -113,6 +113,8 @@ def _hint(case: Case, place: Place, count: int, compared: Compared) -> Hint:
     slower = share is not None and share <= case.limits("R36")["rate_share"]
     own, spans = compared.own, _copies(case, place, compared.own)
     charge = case.charge(COPY_PARTS[:1] if slower else COPY_PARTS, spans)
+    if not charge.population:
+        charge = replace(charge, population=_looked_at(place))
     return Hint(
         _title(place, count, by_cpu=by_cpu),
         "high" if slower else "medium" if by_cpu and share is None else "low",
@@ -137,9 +139,15 @@ def _hint(case: Case, place: Place, count: int, compared: Compared) -> Hint:
         },
         saving_ns=round(charge.ns * (1 - share)) if slower and share is not None else None,
         unjudged=not slower,
-        advice=f"Bind the process at launch: numactl --cpunodebind={place.gpu}"
-        f" --membind={place.gpu} COMMAND.",
+        advice=f"The GPU of worker {place.number} is on node {place.gpu}: start that process by"
+        f" numactl --cpunodebind={place.gpu} --membind={place.gpu} COMMAND.",
     )
+
+
+def _looked_at(place: Place) -> str:
+    """What the shares were computed over, where no request's copies are charged."""
+    pages = plural(sum(place.pages.values()), "page")
+    return f"{time(sum(place.on_cpu.values()))} on known CPUs and {pages} of worker {place.number}"
 
 
 def _assumed(share: float | None, *, slower: bool) -> str:
