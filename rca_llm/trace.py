@@ -256,7 +256,8 @@ class Header:
 PARTIAL = "partial"
 """Key in `Header.extra`: the input tells of collectives alone, not what devices and threads did."""
 PAUSES = "gaps"
-"""Key in `Header.extra`: begin and end of each pause of a whole run, on the timeline's clock."""
+"""Key in `Header.extra`: begin and end of each pause of a whole run, and of each stretch in which
+its device was not recorded for another reason, on the timeline's clock."""
 NODES = "nodes"
 """Key in `Header.extra`: the machine's NUMA nodes with CPUs, by number as text: `cpus`, a list as
 the kernel writes it (`0-3,8`), and `distances` to nodes by number, 10 to itself."""

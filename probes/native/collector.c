@@ -106,11 +106,23 @@ static void follow_gate(void)
     rest_or_wake(open);
 }
 
-static void displaced(void)
+static void stopped(const char *why)
 {
-    sink_gap_begin(&sink, (uint64_t)clock_monotonic(), "displaced");
+    sink_gap_begin(&sink, (uint64_t)clock_monotonic(), why);
     activity.collecting = false;
     atomic_store(&collecting, false);
+}
+
+/* Once asked when kernels were queued, CUPTI takes device buffers for them and gives none back, not
+ * even when it is asked no more. With its last one, kernels of graphs would be lost without a word. */
+static void watch_queued(void)
+{
+    if (!options.queued || !activity.collecting || sink.queued < options.queued_most)
+        return;
+    options.queued = false;
+    sink_info(&sink, "gpu.queued_limit", (int64_t)sink.queued, NULL);
+    activity_stop(&cupti, &activity);
+    stopped("queued limit");
 }
 
 /* The kinds go off too: the other client would be handed records that it never asked for. */
@@ -118,7 +130,7 @@ static void give_way(void)
 {
     collect(CUPTI_FLUSH_COMPLETED);
     activity_stop(&cupti, &activity);
-    displaced();
+    stopped("displaced");
 }
 
 static void take_back(void)
@@ -141,7 +153,7 @@ static void watch_clock(void)
     if (!activity.collecting || sink.foreign_clock || activity_clock(&cupti, &reading))
         return;
     sink_info(&sink, "gpu.competitor", 0, "a client of CUPTI with its own clock");
-    displaced();
+    stopped("displaced");
 }
 
 static void serve(enum Request what)
@@ -181,6 +193,7 @@ static void tick(unsigned count)
     buffers_refill();
     if (activity.collecting && (count % FLUSH_TICKS == 0 || buffers_pressing()))
         collect(CUPTI_FLUSH_COMPLETED);
+    watch_queued();
     if (count % ANCHOR_TICKS == 0) {
         segment_anchor(&sink.segment);
         watch_clock();

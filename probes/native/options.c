@@ -32,14 +32,12 @@ void options_read(Options *self)
         .driver_api = !is("RCA_LLM_API", "runtime") && !is("RCA_LLM_API", "off"),
         .external = is("RCA_LLM_EXTERNAL", "on"),
         .queued = is("RCA_LLM_QUEUED", "on"),
+        .queued_most = number("RCA_LLM_QUEUED_MOST", 10000000),
         .rests = !is("RCA_LLM_PAUSE", "gate"),
         .buffer_bytes = number("RCA_LLM_BUFFER_BYTES", 2u << 20),
         .segment_bytes = number("RCA_LLM_SEGMENT_BYTES", 256u << 20),
         .most_bytes = number("RCA_LLM_MAX_BYTES", 0),
     };
-    /* Where no call is recorded, nothing else says when the host launched a kernel. */
-    if (self->gpu == GPU_KERNELS)
-        self->queued = !is("RCA_LLM_QUEUED", "off");
     if (run && *run == '/' && strlen(run) < sizeof self->run)
         memcpy(self->run, run, strlen(run) + 1);
 }

@@ -13,7 +13,8 @@ typedef struct Options {
     char run[3072]; /* the run directory; empty where the process is not traced */
     enum GpuMode gpu;
     bool graph_level, nvtx, external;
-    bool queued; /* ask CUPTI when each kernel was queued */
+    bool queued; /* ask CUPTI when each kernel was queued: for short runs, it keeps memory for each */
+    uint64_t queued_most; /* kernels after which recording ends then */
     bool rests; /* a closed gate switches CUPTI's kinds off, where that is safe */
     bool runtime_api, driver_api; /* calls worth recording of each, in the last two modes */
     size_t buffer_bytes;

@@ -77,6 +77,7 @@ static void kernel(Sink *self, const CuptiKernel *from)
     uint64_t start = from->start, end = from->end;
     if (!wanted(self, &start, &end))
         return;
+    self->queued += from->queued != 0;
     RowKernel *to = row(self, ROW_KERNEL);
     *to = (RowKernel){
         .start = start,

@@ -33,6 +33,7 @@ typedef struct Sink {
     bool foreign_clock;     /* records are on another client's clock */
     ClockReading first, latest; /* where the two clocks stood */
     uint64_t written;       /* bytes of earlier segments */
+    uint64_t queued;        /* kernels of which CUPTI told when they were queued */
     SinkCounts seen, told;  /* counted, and already written as INFO */
     uint32_t api_ids[2][API_IDS]; /* NAME ids of driver and runtime functions */
     struct {

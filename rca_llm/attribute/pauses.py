@@ -1,7 +1,8 @@
 """When a run was paused: nobody recorded anything then, so idle time in it is unknown.
 
 `ctl RUN stop`, `--start paused`, `--duration` and `--max-size` pause a whole run, and its launcher
-writes down from when until when. What a device is known to have done meanwhile stays.
+writes down from when until when. The collector writes down when another profiler held CUPTI, so
+that it recorded no device. What a device is known to have done meanwhile stays.
 """
 
 from __future__ import annotations

@@ -9,17 +9,23 @@ import numpy as np
 
 from rca_llm.probes import format as layout
 from rca_llm.readers import run_calls
-from rca_llm.readers.segments import Segment, pauses
+from rca_llm.readers.segments import Segment, device_gaps, pauses
 from rca_llm.table import UNKNOWN, Table
 from rca_llm.trace import PAUSES, PROCESSES, SETTINGS, SWITCHED_OFF, THREADS, Header, Timeline
 
 _TOLD = ("command", "kernel", "options", "status")
 """What the manifest says of how a run was made; secrets left the command when it was written."""
 
+_OTHER_GAP = "stretches in which the device was not recorded"
+_GAPS = {
+    "displaced": _OTHER_GAP + ", as another profiler held CUPTI",
+    "queued limit": _OTHER_GAP + ", as times of queueing had used up CUPTI's buffers",
+}
+
 
 def describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, Any]) -> None:
     """Fill in the header of a run's timeline, and its tables of processes and threads."""
-    header = timeline.header
+    header, gaps = timeline.header, device_gaps(segments)
     timeline.header = Header(
         utc=False,
         anchors=_anchors(segments, manifest),
@@ -32,7 +38,7 @@ def describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, An
         extra={
             **header.extra,
             **{key: manifest.get(key) for key in _TOLD},
-            PAUSES: pauses(segments),
+            PAUSES: [*pauses(segments), *((start, end) for start, end, _ in gaps)],
             "probes": _probes(segments),
             SETTINGS: _settings(segments),
             "neighbours": {str(pid): text for pid, _, text in _told(segments, "neighbour")},
@@ -43,8 +49,10 @@ def describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, An
     processes = _processes(timeline, segments, traced)
     timeline.add("processes", _with_life(processes, segments, manifest))
     timeline.add("threads", _thread_names(timeline, segments, traced))
-    gaps = len(timeline.header.extra[PAUSES])
-    timeline.note("dropped_records", gaps, "run", SWITCHED_OFF)
+    timeline.note("dropped_records", len(pauses(segments)), "run", SWITCHED_OFF)
+    for why in sorted({why for _, _, why in gaps}):
+        count = sum(why == other for _, _, other in gaps)
+        timeline.note("dropped_records", count, "run", _GAPS.get(why, _OTHER_GAP))
 
 
 def _anchors(segments: list[Segment], manifest: dict[str, Any]) -> list[tuple[int, int]]:

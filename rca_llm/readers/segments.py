@@ -117,6 +117,17 @@ def pauses(segments: Iterable[Segment]) -> list[tuple[int, int]]:
     return found
 
 
+def device_gaps(segments: Iterable[Segment]) -> list[tuple[int, int, str]]:
+    """When the device of a process was not recorded though nobody asked for that, and why."""
+    found: list[tuple[int, int, str]] = []
+    for segment in segments:
+        if segment.header["writer"] == layout.WRITER_NATIVE:
+            for row in segment.cells[segment.of(layout.GAP)]:
+                why = segment.names.get(int(row["c"]), "")
+                found.append((int(row["a"]), int(row["b"]) or NEVER, why))
+    return [gap for gap in found if gap[2] != "paused"]
+
+
 def or_unknown(values: Array, unknown: int) -> Ints:
     """The values with what a cell writes for an unknown one as `UNKNOWN`."""
     return np.where(values == unknown, UNKNOWN, values)

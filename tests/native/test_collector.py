@@ -19,9 +19,11 @@ import pytest
 from rca_llm import saved
 from rca_llm.finish import finish
 from rca_llm.probes import format as layout
+from rca_llm.readers.files import source
+from rca_llm.readers.run import read_segments
 from rca_llm.run import Run
-from rca_llm.table import UNKNOWN
-from rca_llm.trace import GRAPH, KERNEL, MEMCPY, MEMSET, Timeline
+from rca_llm.table import NEVER, UNKNOWN
+from rca_llm.trace import GRAPH, KERNEL, MEMCPY, MEMSET, PAUSES, Timeline
 from tests.native.conftest import Build, Traced, traced
 from tests.native.segments import collector_segments, read_run, texts, timeline_of
 
@@ -183,17 +185,35 @@ def test_kernels_mode_asks_for_no_calls(app: Traced) -> None:
     assert not len(timeline["api"])
 
 
-def test_without_calls_kernels_say_when_they_were_queued(app: Traced) -> None:
-    app("init", "kernels:10", RCA_LLM_GPU="kernels")
+@pytest.mark.parametrize("mode", ["kernels", "full"])
+def test_kernels_say_when_they_were_queued_where_that_is_asked(app: Traced, mode: str) -> None:
+    app("init", "kernels:10", RCA_LLM_GPU=mode, RCA_LLM_QUEUED="on")
     gpu = timeline_of(app.run)["gpu"]
     assert ((gpu["queued"] > 0) & (gpu["queued"] <= gpu["start"])).all()
     assert (gpu["start"] - gpu["queued"] < 1_000_000_000).all()  # the same clock
 
 
-@pytest.mark.parametrize(("mode", "asked"), [("kernels", "off"), ("full", "")])
-def test_when_kernels_were_queued_is_not_asked_for(app: Traced, mode: str, asked: str) -> None:
-    app("init", "kernels:10", RCA_LLM_GPU=mode, RCA_LLM_QUEUED=asked)
+@pytest.mark.parametrize("mode", ["kernels", "full"])
+def test_when_kernels_were_queued_is_not_asked_by_itself(app: Traced, mode: str) -> None:
+    app("init", "kernels:10", RCA_LLM_GPU=mode)
     assert (timeline_of(app.run)["gpu"]["queued"] == UNKNOWN).all()
+
+
+def test_recording_ends_before_times_of_queueing_use_up_the_buffers(app: Traced) -> None:
+    app(
+        *("init", "kernels:20", "sync", "sleep:1500", "kernels:10", "sync"),
+        RCA_LLM_GPU="kernels",
+        RCA_LLM_QUEUED="on",
+        RCA_LLM_QUEUED_MOST="15",
+    )
+    timeline = read_segments(source(str(app.run)))
+    assert kinds(timeline) == {KERNEL: 20}
+    assert info(app.run, "gpu.queued_limit") == [(20, None)]
+    (gap,) = timeline.header.extra[PAUSES]
+    assert gap[0] > timeline["gpu"]["end"].max()
+    assert gap[1] == NEVER
+    (told,) = [f.detail for f in timeline.findings if f.code == "dropped_records"]
+    assert "times of queueing" in told
 
 
 def test_launches_mode_asks_for_launches_and_waits_alone(app: Traced) -> None:
@@ -457,6 +477,9 @@ def test_the_collector_gives_way_and_comes_back(app: Traced) -> None:
     gaps = segment.of(layout.GAP)
     assert [segment.names[gap.c] for gap in gaps] == ["displaced", "displaced"]
     assert all(gap.b > gap.a for gap in gaps)
+    whole = read_segments(source(str(app.run)))
+    assert whole.header.extra[PAUSES] == [(gap.a, gap.b) for gap in gaps]  # idle time: unknown
+    assert any("another profiler" in f.detail and f.count == 2 for f in whole.findings)
     _check_times_on_a_foreign_clock(timeline, before)
 
 
