@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import native
+import packing
 from stages import command, folders, left, write
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -31,6 +32,8 @@ MIB = 1 << 20
 SIZE = 64 * MIB
 BATCH = 4
 """Copies of a kind in a step."""
+LARGEST_KEPT = 8_000_000
+"""Bytes of the recordings, packed, that are kept."""
 EVIDENCE = (
     "gpu_node", "cpu_share", "on_cpu_by_node", "on_cpu_ns", "on_unknown_cpu_ns", "threads",
     "page_share", "pages_by_node", "pages_looked_at", "looks_at_pages", "copy_bytes_s",
@@ -42,7 +45,7 @@ def options() -> argparse.Namespace:
     """What the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--seconds", type=float, default=5.0, help="of copying, each run")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of copying, each run")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for a run")
     parser.add_argument("--cpus", default="", help="for tests: the nodes' CPUs, as 0-3/4-7")
     parser.add_argument("--work", type=Path, help="be the program, and write its figures there")
@@ -208,6 +211,7 @@ def main() -> int:
             write(file, found)
         if bound:
             found["near and far"] = judged(runs["near"], runs["far"])
+        found["kept_bytes"] = packing.pack(out / "numa.tar.gz", runs, LARGEST_KEPT)
     except Exception as error:  # whatever it is, what was found so far is kept
         found["error"] = f"{type(error).__name__}: {error}"
         status = 3
