@@ -54,12 +54,16 @@ def hold_signals() -> set[int]:
     no name.
 
     Must be called before any thread starts: threads inherit the mask, and one that does not hold a
-    signal would take it. It is never undone: what comes after the command's end (an impatient
-    second Ctrl-C) must not cost its status.
+    signal would take it. `release_signals` undoes it.
     """
     held = forwarded() | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     return {int(number) for number in before}
+
+
+def release_signals(mask: set[int]) -> None:
+    """Go back to a signal mask; what came meanwhile and was not passed on is this process's own."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def forwarded() -> set[int]:

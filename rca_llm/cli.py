@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     streams = sys.stdout, sys.stderr
     try:
-        status = cli.main(argv, prog_name="rca-llm", standalone_mode=False)
+        # A command whose end is that of the process may leave it as it likes.
+        status = cli.main(argv, prog_name="rca-llm", standalone_mode=False, obj=argv is None)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.NoArgsIsHelpError as error:

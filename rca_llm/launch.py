@@ -55,13 +55,23 @@ class Options:
     stacks: bool = False
 
 
-def trace(command: Sequence[str], options: Options) -> int:
+def trace(command: Sequence[str], options: Options, *, last: bool = False) -> int:
     """Run ``command`` traced; the exit status that ``rca-llm trace`` ends with.
 
     The command's own; 128+N where signal N ended it; 127 not found; 126 cannot be run; 4 the
     launcher could not start it. Raises `Held` where it would replace what another one records.
+    Signals are as before then, unless it is the `last` thing that this process does: what comes
+    after the command's end (an impatient second Ctrl-C) must not cost its status.
     """
     mask = child.hold_signals()
+    try:
+        return _trace(command, options, mask)
+    finally:
+        if not last:
+            child.release_signals(mask)
+
+
+def _trace(command: Sequence[str], options: Options, mask: set[int]) -> int:
     env = _original_environment()
     run = None if _is_nested(env) else _create(command, options)
     try:

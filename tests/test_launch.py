@@ -392,6 +392,28 @@ def test_signals_after_the_command_ended_do_not_cost_its_status(tmp_path: Path) 
     assert Run(tmp_path / "run").manifest()["status"] == launcher.returncode
 
 
+_TWICE = """
+import signal, sys
+from rca_llm.cli import main
+held = lambda: sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+before, code = held(), "import signal; print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+for run in sys.argv[1:]:
+    status = main(["trace", "-o", run, "--", sys.executable, "-c", code])
+    print(status, held() == before, flush=True)
+print(main(["trace", "-o", sys.argv[1], "--", "no-such-command"]), held() == before)
+"""
+
+
+def test_a_trace_within_a_process_leaves_its_signals_as_they_were(tmp_path: Path) -> None:
+    """And a second one gives its command those of the process, not those that were held."""
+    runs = [str(tmp_path / name) for name in ("one", "two")]
+    done = subprocess.run(
+        [sys.executable, "-c", _TWICE, *runs],
+        capture_output=True, text=True, env=environment(), timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["0", "0 True", "0", "0 True", "127 True"], done.stderr
+
+
 def test_size_limit_ends_the_recording_and_not_the_command(tmp_path: Path) -> None:
     code = (
         "import time\n"

@@ -43,8 +43,15 @@ def _sizes(values: tuple[float, ...]) -> list[str]:
 )
 @click.option("--without", is_flag=True, help="The same load without the cause, to compare with.")
 @click.option("--force", is_flag=True, help="Replace an earlier run directory.")
+@click.pass_obj
 def command(
-    cause: str, magnitude: float | None, seed: int, output: Path | None, without: bool, force: bool
+    last: bool | None,
+    cause: str,
+    magnitude: float | None,
+    seed: int,
+    output: Path | None,
+    without: bool,
+    force: bool,
 ) -> int:
     """Run a workload with one known bottleneck under a trace, and write what it cost.
 
@@ -52,4 +59,4 @@ def command(
     part its time belongs to, and the injected ns of every request, as the workload measured them.
     """
     target = output or Path(f"{cause}.rca")
-    return inject(cause, magnitude, seed, target, force=force, without=without)
+    return inject(cause, magnitude, seed, target, force=force, without=without, last=bool(last))

@@ -83,7 +83,9 @@ DURATION = _Amount("duration", _SECONDS)
 )
 @click.option("--stacks", is_flag=True, help="Sample Python stacks with py-spy (rca-llm[stacks]).")
 @click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_obj
 def command(
+    last: bool | None,
     output: Path | None,
     report: Path | None,
     force: bool,
@@ -119,4 +121,4 @@ def command(
         counters,
         stacks,
     )
-    return trace(cmd, options)
+    return trace(cmd, options, last=bool(last))

@@ -25,19 +25,20 @@ def inject(
     *,
     force: bool = False,
     without: bool = False,
+    last: bool = False,
 ) -> int:
     """Run a cause traced into `target`; the exit status that the command ends with.
 
-    Ranks write their own events; everything else is recorded by `rca-llm trace`.
+    Ranks write their own events; everything else is recorded by `rca-llm trace`. `last` as there.
     """
     wanted = order(name, magnitude, seed, str(target), without=without)
     if CAUSES[name].family == "ranks":
         return _by_ranks(wanted, target, force=force)
     runs.check_free(target, force=force)
-    return _traced(wanted, target, force=force)
+    return _traced(wanted, target, force=force, last=last)
 
 
-def _traced(wanted: Order, target: Path, *, force: bool) -> int:
+def _traced(wanted: Order, target: Path, *, force: bool, last: bool) -> int:
     call = [sys.executable, "-m", "rca_llm.inject", wanted.cause.name]
     call += ["--magnitude", repr(wanted.magnitude), "--seed", str(wanted.seed)]
     call += ["--without"] if wanted.without else []
@@ -45,7 +46,7 @@ def _traced(wanted: Order, target: Path, *, force: bool) -> int:
         truth = Path(folder) / TRUTH
         gpu = "full" if wanted.cause.gpu else "kernels"  # launches and waits are causes themselves
         options = launch.Options(target, force=force, gpu=gpu)
-        status = launch.trace([*call, "--truth", str(truth)], options)
+        status = launch.trace([*call, "--truth", str(truth)], options, last=last)
         if truth.exists() and Run(target).manifest().get("launcher_pid") == os.getpid():
             shutil.copyfile(truth, target / TRUTH)
     return status
