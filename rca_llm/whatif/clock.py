@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rca_llm.intervals import Pieces
-from rca_llm.table import Array
+from rca_llm.table import Array, Ints
 from rca_llm.whatif.change import Floats
 
 
@@ -61,13 +61,16 @@ class Clock:
 
     def busy(self, times: Array) -> Floats:
         """The new times, as they would be had it never waited for requests longer or shorter."""
-        row = np.searchsorted(self._times[: self._moves], np.asarray(times), "right") - 1
-        return np.asarray(self(times) - self._idle[row], np.float64)
+        return np.asarray(self(times) - self._idle[self._last_move(times)], np.float64)
 
     def shifted(self, times: Array, scaled: Floats) -> Floats:
         """The new times of instants whose scaled ones are known."""
-        row = np.searchsorted(self._times[: self._moves], np.asarray(times), "right") - 1
-        return np.asarray(scaled + self._shifts[row], np.float64)
+        return np.asarray(scaled + self._shifts[self._last_move(times)], np.float64)
+
+    def _last_move(self, times: Array) -> Ints:
+        """The last shift up to each instant."""
+        # A replay asks for every wait: the method does without what `np.searchsorted` checks.
+        return self._times[: self._moves].searchsorted(times, "right") - 1
 
 
 _FIRST = float(np.iinfo(np.int64).min)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rca_llm.attribute.parts import CODE
-from rca_llm.table import Ints, known
+from rca_llm.table import Array, Ints, known
 from rca_llm.whatif.change import Change, Floats
 from rca_llm.whatif.clock import Clock
 from rca_llm.whatif.graph import Graph
@@ -58,7 +58,7 @@ class _Run:
         self.total = np.cumsum(self.lag + self.lasting)
         self.ahead = self.total - self.lag - self.lasting
         # Scaled for all rows at once: a search for every stretch takes most of a replay.
-        self.asked = np.where(known(work.called), work.called, work.start)
+        self.asked = np.where(known(work.called), work.called, work.start).astype(np.float64)
         told = known(work.called) | ((work.before < 0) & (work.other < 0))
         self.launched = np.where(told, _scaled(clocks, work.rank, self.asked), -np.inf)
         self.waits = _waits(graph, change, clocks)
@@ -181,7 +181,7 @@ def _waits(graph: Graph, change: Change, clocks: Sequence[Clock]) -> list[_Wait]
     return [_Wait(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def _scaled(clocks: Sequence[Clock], rank: Ints, times: Ints) -> Floats:
+def _scaled(clocks: Sequence[Clock], rank: Ints, times: Array) -> Floats:
     """The scaled times of instants, each on the thread of its rank."""
     found = np.zeros(len(times))
     for number, clock in enumerate(clocks):

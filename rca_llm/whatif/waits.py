@@ -49,8 +49,9 @@ class Waits:
 
 def waits(job: Job, work: Work, threads: Sequence[Pieces], lives: Sequence[Life]) -> Waits:
     """All waits by their end; of those that end at one time, synchronisations come first."""
-    found = [_NONE, *_synchronisations(job, work), *_step_ends(job, work, threads)]
-    found += _arrivals(job, lives, threads)
+    doing = [own.take(np.flatnonzero(own.label != CODE["scheduling.other"])) for own in threads]
+    found = [_NONE, *_synchronisations(job, work), *_step_ends(job, work, doing)]
+    found += _arrivals(job, lives, doing)
     names = (field.name for field in fields(Waits))
     every = Waits(*(np.concatenate([getattr(own, name) for own in found]) for name in names))
     return every.take(np.lexsort([~every.sync, every.end]))
@@ -116,21 +117,23 @@ def _asked_by(work: Work, number: int, times: Ints) -> Ints:
     return np.where((row >= 0) & (np.append(work.called, 0)[row] == times), row, NO_OP)
 
 
-def _step_ends(job: Job, work: Work, threads: Sequence[Pieces]) -> Iterator[Waits]:
-    """The ends of steps: what a step computes on the device is there when it ends."""
+def _step_ends(job: Job, work: Work, doing: Sequence[Pieces]) -> Iterator[Waits]:
+    """The ends of steps: what a step computes on the device is there when it ends.
+
+    `doing` is what is known that each thread did.
+    """
     for number, (recording, partition) in enumerate(job.ranks):
         steps = partition.steps
         ends = recording.steps.end[steps]
         last = _last(work, number, ends)
         done = np.append(work.end, 0)[last]
-        idle = np.maximum(_last_done(threads[number], done), recording.steps.start[steps])
+        idle = np.maximum(_last_done(doing[number], done), recording.steps.start[steps])
         kept = (last >= 0) & (np.append(work.step, -1)[last] == steps)
         yield _rows(number, idle, ends, last).take(kept)
 
 
-def _last_done(thread: Pieces, times: Ints) -> Ints:
+def _last_done(doing: Pieces, times: Ints) -> Ints:
     """Up to when, before each time, something is known that a thread did."""
-    doing = thread.take(np.flatnonzero(thread.label != CODE["scheduling.other"]))
     if not len(doing):
         return np.full(len(times), np.iinfo(np.int64).min)
     row = np.searchsorted(doing.start, times, "left") - 1
@@ -138,7 +141,7 @@ def _last_done(thread: Pieces, times: Ints) -> Ints:
     return np.where(row >= 0, ended, np.iinfo(np.int64).min)
 
 
-def _arrivals(job: Job, lives: Sequence[Life], threads: Sequence[Pieces]) -> Iterator[Waits]:
+def _arrivals(job: Job, lives: Sequence[Life], doing: Sequence[Pieces]) -> Iterator[Waits]:
     """The first work for each request that comes when no other is in the engine.
 
     The engine waits for such a request; others join a batch that goes on without them.
@@ -153,19 +156,19 @@ def _arrivals(job: Job, lives: Sequence[Life], threads: Sequence[Pieces]) -> Ite
         at, ready, text, ends = (np.array([row[n] for row in columns], np.int64) for n in range(4))
         begun = np.searchsorted(np.sort(at), at, "left")
         alone = begun <= np.searchsorted(np.sort(ends), at, "right")
-        free = _free_since(member, threads[number], at)
+        free = _free_since(member, doing[number], at)
         yield _rows(number, free, at, until=ready, text=text).take(alone)
 
 
-def _free_since(member: Member, thread: Pieces, at: Ints) -> Ints:
+def _free_since(member: Member, doing: Pieces, at: Ints) -> Ints:
     """From when on, up to each instant, a rank has nothing to do as far as anything tells."""
     recording, partition = member
     if not len(at):
         return at
     ends = np.concatenate([partition.activity.end, recording.steps.end[partition.steps]])
-    ends = np.sort(np.append(ends, partition.rank.start))
+    ends = np.sort(np.append(ends, partition.rank.start), kind="stable")  # nearly in order
     last = ends[np.maximum(np.searchsorted(ends, at, "right") - 1, 0)]
-    free = np.maximum(np.maximum(_last_done(thread, at), last), partition.rank.start)
+    free = np.maximum(np.maximum(_last_done(doing, at), last), partition.rank.start)
     return np.asarray(np.minimum(free, at), np.int64)
 
 

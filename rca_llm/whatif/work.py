@@ -97,9 +97,8 @@ def work_of(job: Job) -> Work:
     }
     order = np.lexsort([joined["end"], joined["start"]])
     table = {name: values[order] for name, values in joined.items()}
-    before = _before(table["rank"], table["stream"])
+    chain, before = _chains(table["rank"], table.pop("stream"))
     other = _followed(table, before)
-    chain = _numbered(table["rank"], table.pop("stream"))
     ended = np.append(table["end"], _NEVER)
     last = np.maximum(ended[before], ended[other])
     held = _held(job, table, last)
@@ -139,17 +138,15 @@ def _asked_for(table: Mapping[str, Ints], last: Ints, held: Ints, closest: Ints)
     return np.where(~known(table["called"]) & paused, begun, table["called"])
 
 
-def _numbered(rank: Ints, stream: Ints) -> Ints:
-    """A number for every stream of every rank, from 0 on."""
-    if not len(rank):
-        return rank
+def _chains(rank: Ints, stream: Ints) -> tuple[Ints, Ints]:
+    """A number for every stream of every rank, from 0 on, and the row before each on its stream."""
     order = np.lexsort([stream, rank])
-    new = (np.diff(stream[order], prepend=stream[order[0]]) != 0) | (
-        np.diff(rank[order], prepend=rank[order[0]]) != 0
-    )
-    found = np.empty(len(rank), np.int64)
-    found[order] = np.cumsum(new)
-    return found
+    rank, stream = rank[order], stream[order]
+    same = (rank[1:] == rank[:-1]) & (stream[1:] == stream[:-1])
+    chain, before = np.zeros(len(rank), np.int64), np.full(len(rank), NO_OP)
+    chain[order[1:]] = np.cumsum(~same)
+    before[order[1:]] = np.where(same, order[:-1], NO_OP)
+    return chain, before
 
 
 def _rank_work(job: Job, number: int) -> dict[str, Ints]:
@@ -191,27 +188,18 @@ def _groups(job: Job, number: int) -> Ints:
     return found
 
 
-def _before(rank: Ints, stream: Ints) -> Ints:
-    """The row before each on its stream, in the order of the rows."""
-    order = np.lexsort([np.arange(len(rank)), stream, rank])
-    found = np.full(len(rank), NO_OP, np.int64)
-    same = (rank[order][1:] == rank[order][:-1]) & (stream[order][1:] == stream[order][:-1])
-    found[order[1:][same]] = order[:-1][same]
-    return found
-
-
 def _followed(table: Mapping[str, Ints], before: Ints) -> Ints:
     """The work that each waited for although it is on another stream, `NO_OP` for none."""
     start, end, rank = table["start"], table["end"], table["rank"]
+    ended = np.append(end, _NEVER)
+    waited = np.maximum(ended[before], table["called"])
     found = np.full(len(start), NO_OP, np.int64)
-    for number in np.unique(rank).tolist():
+    for number in range(int(rank.max(initial=-1)) + 1):
         rows = np.flatnonzero(rank == number)
         by_end = rows[np.argsort(end[rows], kind="stable")]
-        place = np.searchsorted(end[by_end], start[rows], "right") - 1
-        last = np.where(place >= 0, by_end[np.maximum(place, 0)], NO_OP)
-        ended = np.where(last >= 0, end[last], np.iinfo(np.int64).min)
-        own = np.where(before[rows] >= 0, end[before[rows]], np.iinfo(np.int64).min)
-        waited = np.maximum(own, table["called"][rows])
-        close = (start[rows] - ended <= CLOSE_NS) & (ended > waited) & (last < rows)
+        place = np.searchsorted(end[by_end], start[rows], "right")
+        last = np.append(NO_OP, by_end)[place]
+        close = (start[rows] - CLOSE_NS <= ended[last]) & (ended[last] > waited[rows])
+        close &= last < rows
         found[rows[close]] = last[close]
     return found
