@@ -56,7 +56,7 @@ def test_a_launching_thread_on_the_other_socket_is_found() -> None:
     _pages(scene, 100, 1900)
     found = hint(scene.summary(), "R36")
     assert found["title"] == (
-        "Worker 0 runs on the far socket: 100 % of its on-CPU time is away from its GPU's node 0"
+        "Worker 0 runs on the far socket: 100 % of its on-CPU time is far from its GPU's node 0"
     )
     told = found["evidence"]
     assert (found["confidence"], found["class"], found["saving_ns"]) == ("medium", "io", None)
@@ -138,10 +138,14 @@ def test_without_launches_all_threads_of_the_process_count() -> None:
     assert told["cpu_share"] == pytest.approx(1.8 / 2.8)
 
 
-def _two(far_ns: int, near_ns: int, *, near_node: int = 1) -> dict[str, Any]:
-    """Two ranks, each with its GPU; the first is far from its own."""
-    ranks = [_scene(rank=0, world_size=2), _scene(rank=1, world_size=2, node=near_node)]
-    for scene, ns in zip(ranks, (far_ns, near_ns), strict=True):
+def _two(
+    far_ns: int, near_ns: int, *more_far: int, near_node: int = 1, near_cpu: int | None = 5
+) -> dict[str, Any]:
+    """Ranks, each with its GPU; the second is near its own, the others are not."""
+    count = 2 + len(more_far)
+    ranks = [_scene(rank=number, world_size=count) for number in range(count)]
+    ranks[1] = _scene(rank=1, world_size=count, node=near_node, cpu=near_cpu)
+    for scene, ns in zip(ranks, (far_ns, near_ns, *more_far), strict=True):
         _upload(scene, ns)
     timelines = [scene.build() for scene in ranks]
     for number, timeline in enumerate(timelines):
@@ -157,6 +161,18 @@ def test_slower_copies_than_those_of_a_near_rank_are_what_it_costs() -> None:
     assert told["copies_compared"] == STEPS
     assert found["saving_ns"] == pytest.approx(told["charged_ns"] / 2, rel=0.01)
     assert told["charged_ns"] > 0
+
+
+def test_the_rank_whose_copies_suffer_most_is_named() -> None:
+    found = hint(_two(2 * MS, MS, 3 * MS), "R36")
+    assert (found["evidence"]["rank"], found["evidence"]["ranks_affected"]) == (2, 2)
+    assert found["title"].endswith("; so is 1 more")
+
+
+def test_a_rank_of_which_nobody_knows_where_it_runs_is_no_measure() -> None:
+    found = hint(_two(2 * MS, MS, near_cpu=None), "R36")
+    assert (found["confidence"], found["saving_ns"]) == ("medium", None)
+    assert found["evidence"]["near_copy_bytes_s"] is None
 
 
 def test_copies_as_fast_as_near_ones_make_it_a_possible_cause() -> None:

@@ -100,16 +100,21 @@ def far_from_gpu(case: Case) -> Hint | None:
     same speed when bound.
     """
     places = [place for number in range(len(case.job.ranks)) if (place := _place(case, number))]
-    far = [place for place in places if _is_far(case, place) is not None]
-    if not far:
-        return None
-    worst = max(far, key=lambda place: (place.far_of(place.on_cpu), place.far_of(place.pages)))
-    near = [place for place in places if place not in far and place.device == worst.device]
-    return _hint(case, worst, len(far), _compared(case, worst, near))
+    near = [place for place in places if _verdict(case, place) == "near"]
+    far = [place for place in places if _verdict(case, place) in ("cpu", "pages")]
+    found = [(place, _compared(case, place, near)) for place in far]
+    return _hint(case, *max(found, key=_weight), len(far)) if found else None
 
 
-def _hint(case: Case, place: Place, count: int, compared: Compared) -> Hint:
-    by_cpu, share = _is_far(case, place) == "cpu", compared.share
+def _weight(found: tuple[Place, Compared]) -> tuple[float, float, float]:
+    """By how much a rank is worse off: its copies above all, as far as that was measured."""
+    place, compared = found
+    lost = 0.0 if compared.share is None else 1 - compared.share
+    return lost, place.far_of(place.on_cpu), place.far_of(place.pages)
+
+
+def _hint(case: Case, place: Place, compared: Compared, count: int) -> Hint:
+    by_cpu, share = _verdict(case, place) == "cpu", compared.share
     slower = share is not None and share <= case.limits("R36")["rate_share"]
     own, spans = compared.own, _copies(case, place, compared.own)
     charge = case.charge(COPY_PARTS[:1] if slower else COPY_PARTS, spans)
@@ -164,7 +169,7 @@ def _title(place: Place, count: int, *, by_cpu: bool) -> str:
     verb, what = ("runs", "on-CPU time") if by_cpu else ("has memory", "memory")
     others = f"; so {'is' if count == 2 else 'are'} {count - 1:,} more" if count > 1 else ""
     return (
-        f"Worker {place.number} {verb} on the far socket: {percent(share)} of its {what} is away"
+        f"Worker {place.number} {verb} on the far socket: {percent(share)} of its {what} is far"
         f" from its GPU's node {place.gpu}{others}"
     )
 
@@ -175,15 +180,20 @@ def _by_node(found: Mapping[int, int]) -> str | None:
     return ", ".join(told) or None
 
 
-def _is_far(case: Case, place: Place) -> str | None:
-    """Whether a rank's threads (`cpu`), or its memory alone (`pages`), are far from its GPU."""
+def _verdict(case: Case, place: Place) -> str | None:
+    """Whether a rank's threads (`cpu`), or its memory alone (`pages`), are far from its GPU.
+
+    `near` where its threads are not, nor its memory as far as that is known; None: nobody knows.
+    """
     limits, told = case.limits("R36"), sum(place.on_cpu.values())
     judged = told >= limits["least_ns"]
     judged = judged and told >= limits["known_share"] * (told + place.unknown_ns)
     if judged and place.far_of(place.on_cpu) >= limits["cpu_share"]:
         return "cpu"
     enough = sum(place.pages.values()) >= limits["pages"]
-    return "pages" if enough and place.far_of(place.pages) >= limits["page_share"] else None
+    if enough and place.far_of(place.pages) >= limits["page_share"]:
+        return "pages"
+    return "near" if judged else None
 
 
 def _place(case: Case, number: int) -> Place | None:
@@ -311,10 +321,11 @@ def _page_metrics(recording: Recording) -> Iterator[tuple[int, str]]:
 
 
 def _compared(case: Case, place: Place, near: Sequence[Place]) -> Compared:
-    """A rank's copies to its device beside those of ranks that are near theirs.
+    """A rank's copies to its device beside those of ranks that are near theirs, of its kind.
 
     Of the kind of memory for which both are known, else of any.
     """
+    near = [other for other in near if other.device == place.device]
     own = [_rate(case, place.rank, pageable=kind) for kind in (False, True)]
     for mine in own:
         others = [_rate(case, other.rank, pageable=mine.pageable) for other in near] if mine else []
