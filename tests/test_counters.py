@@ -26,7 +26,8 @@ def cuDevicePrimaryCtxRetain(device): return 0, 4096 + device
 
 # The GPU's clock runs one hour ahead of ours; a sample a millisecond, ten a look; device 1 refuses.
 # As on an H200 without a link: counters of NVLink fit, and no sample comes; a look may bring a
-# sample without an end. Once, the buffer overflows.
+# sample without an end, and one in which tensor cores did 41 times what they can. Once, the buffer
+# overflows.
 FAKE_SAMPLING = """
 import os, time
 AHEAD = 3600 * 10**9
@@ -63,7 +64,9 @@ class Collector:
         now = time.perf_counter_ns() + AHEAD
         values = [next(v for n, v in VALUES.items() if m.startswith(n)) for m in self.metrics]
         unfinished = Sample(0, [9.0 for _ in self.metrics])
-        return [unfinished, *(Sample(now - i * 10**6, values) for i in reversed(range(10)))]
+        strange = [4100.0 if m.startswith("sm__pipe") else v for m, v in zip(self.metrics, values)]
+        told = [strange if i == 7 else values for i in range(10)]
+        return [unfinished, *(Sample(now - i * 10**6, told[i]) for i in reversed(range(10)))]
 """
 
 
