@@ -65,6 +65,18 @@ def test_products_of_requests_alone_are_held_against_the_roof() -> None:
     assert found["request_share"] == pytest.approx(0.5)
 
 
+def test_kernels_are_held_against_the_requests() -> None:
+    scene = asked()
+    for n in REQUESTS:
+        begin = (n + 1) * 2 * S + MS
+        shape = {"grid_x": 33, "grid_y": 1, "grid_z": 1, "block_x": 256, "block_y": 1, "block_z": 1}
+        scene.kernel("uneven", begin, begin + 20 * MS, registers=32, shared=0, **shape)
+        scene.kernel("even", begin + S, begin + S + 900 * MS)  # while nobody asks
+    found = hint(scene.summary(), "R28")
+    assert found["evidence"]["kernel"] == "uneven"
+    assert found["evidence"]["request_share"] == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize(("every", "confidence"), [(1, "medium"), (4, None)])
 def test_allocations_are_counted_by_requests(every: int, confidence: str | None) -> None:
     scene = asked()

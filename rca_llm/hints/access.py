@@ -81,8 +81,9 @@ def bank_conflicts(case: Case) -> Hint | None:
     """Threads of a warp ask the same bank of shared memory, and wait for each other.
 
     Symptom: counters (`--counters`, `gpu.bank_conflicts`) show conflicts in `share` of the cycles
-    while one kernel of at least `step_share` of the steps runs, in `samples` samples or more.
-    Without counters it is not judged. Source: brief. Disproof: another layout that is as slow.
+    while one kernel of at least `step_share` of the steps (without steps, of the requests) runs, in
+    `samples` samples or more. Without counters it is not judged. Source: brief. Disproof: another
+    layout that is as slow.
     """
     limits = case.limits("R46")
     every = counted(case, "gpu.bank_conflicts", limits["step_share"], limits["samples"])
@@ -99,7 +100,7 @@ def bank_conflicts(case: Case) -> Hint | None:
             "kernel": name(best.shape.name, 200),
             "conflict_share": best.median,
             "samples": best.samples,
-            "step_share": best.loss.share,
+            f"{best.loss.of}_share": best.loss.share,
         },
         saving_ns=round(charge.ns * min(best.median, 1.0)),
     )
@@ -116,12 +117,13 @@ def strided_access(case: Case) -> Hint | None:
     """Neighbouring threads read addresses that lie apart, and most of what is fetched is unused.
 
     Symptom: counters (`--counters`, `gpu.load_sectors`) show `sectors` sectors of 32 bytes a load
-    of a warp while one kernel of at least `step_share` of the steps runs, in `samples` samples or
-    more; side by side it is 4 for floats and 16 at most, and 32 where every thread has one of its
-    own. The saving takes threads to read 4 bytes each, and time to follow the sectors; where they
-    read 16 it is `saving_if_16_bytes_ns`: no counter tells how wide they read. Matrix products and
-    attention, which fetch by asynchronous copies, and kernels above 33 sectors a load, are not
-    judged, nor is anything without counters. Source: brief. Disproof: neighbouring reads as slow.
+    of a warp while one kernel of at least `step_share` of the steps (without steps, of the
+    requests) runs, in `samples` samples or more; side by side it is 4 for floats and 16 at most,
+    and 32 where every thread has one of its own. The saving takes threads to read 4 bytes each, and
+    time to follow the sectors; where they read 16 it is `saving_if_16_bytes_ns`: no counter tells
+    how wide they read. Matrix products and attention, which fetch by asynchronous copies, and
+    kernels above 33 sectors a load, are not judged, nor is anything without counters. Source:
+    brief. Disproof: neighbouring reads as slow.
     """
     limits = case.limits("R47")
     every = counted(case, "gpu.load_sectors", limits["step_share"], limits["samples"])
@@ -139,7 +141,7 @@ def strided_access(case: Case) -> Hint | None:
             "kernel": name(best.shape.name, 200),
             "sectors_per_load": best.median,
             "samples": best.samples,
-            "step_share": best.loss.share,
+            f"{best.loss.of}_share": best.loss.share,
             "bytes_a_thread_assumed": 4,
             "saving_if_16_bytes_ns": round(charge.ns * (1 - WIDEST / best.median)),
         },

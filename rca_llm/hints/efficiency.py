@@ -36,15 +36,15 @@ BY_DESIGN = ("compute.gemm", "compute.attention", "compute.moe")
 def low_occupancy(case: Case) -> list[Hint]:
     """A launch shape leaves most of each multiprocessor empty.
 
-    Symptom: a kernel of at least `step_share` of the steps, not a matrix product or attention,
-    has a theoretical occupancy below `occupancy`, or blocks under `threads` threads with more
-    blocks than multiprocessors. Low occupancy alone is no defect: confidence stays low. What better
-    blocks would save is an estimate, and only for blocks of few threads with low occupancy, where
-    not registers are the reason, which kernels use in place of warps: a kernel that waits takes
-    time as 1 / occupancy (Little's law, as in Volkov, "Better performance at lower occupancy",
-    GTC 2010), so a filled multiprocessor would save 1 - occupancy of it. That is the most: memory
-    or arithmetic at its roof ends it earlier. Elsewhere the saving is null. Source: thread C68.
-    Disproof: bandwidth or tensor cores at the roof.
+    Symptom: a kernel of at least `step_share` of the steps (without steps, of the requests), not a
+    matrix product or attention, has a theoretical occupancy below `occupancy`, or blocks under
+    `threads` threads with more blocks than multiprocessors. Low occupancy alone is no defect:
+    confidence stays low. What better blocks would save is an estimate, and only for blocks of few
+    threads with low occupancy, where not registers are the reason, which kernels use in place of
+    warps: a kernel that waits takes time as 1 / occupancy (Little's law, as in Volkov, "Better
+    performance at lower occupancy", GTC 2010), so a filled multiprocessor would save 1 - occupancy
+    of it. That is the most: memory or arithmetic at its roof ends it earlier. Elsewhere the saving
+    is null. Source: thread C68. Disproof: bandwidth or tensor cores at the roof.
     """
     limits = case.limits("R27")
     found: list[Hint] = []
@@ -72,7 +72,7 @@ def low_occupancy(case: Case) -> list[Hint]:
                     "shared_bytes": shape.shared,
                     "blocks": shape.blocks,
                     "theoretical_occupancy": full,
-                    "step_share": loss.share,
+                    f"{loss.of}_share": loss.share,
                     "saving_most_ns": most,
                 },
                 saving_ns=most,
@@ -105,13 +105,13 @@ def _tiny_blocks(shape: Shape, least: float) -> bool:
 def tail_wave(case: Case) -> list[Hint]:
     """A grid leaves multiprocessors empty in its only, or in its last, wave.
 
-    Symptom: a kernel of at least `step_share` of the steps has fewer blocks than multiprocessors,
-    or under `waves` waves that are filled to less than `efficiency`. Needs the device's limits.
-    What an even grid would save is an estimate: multiprocessors without a block of a grid that does
-    not fill one wave; of a last wave, as `rca_llm.hardware.tail_share` says, since a block that has
-    a multiprocessor for itself is quicker than one among many. `saving_most_ns` is with a last wave
-    that takes as long as a full one. Source: thread C68; proposal. Disproof: another kernel in the
-    empty slots.
+    Symptom: a kernel of at least `step_share` of the steps (without steps, of the requests) has
+    fewer blocks than multiprocessors, or under `waves` waves that are filled to less than
+    `efficiency`. Needs the device's limits. What an even grid would save is an estimate:
+    multiprocessors without a block of a grid that does not fill one wave; of a last wave, as
+    `rca_llm.hardware.tail_share` says, since a block that has a multiprocessor for itself is
+    quicker than one among many. `saving_most_ns` is with a last wave that takes as long as a full
+    one. Source: thread C68; proposal. Disproof: another kernel in the empty slots.
     """
     limits = case.limits("R28")
     found: list[Hint] = []
@@ -139,7 +139,7 @@ def tail_wave(case: Case) -> list[Hint]:
                     "sms": fill.sms,
                     "waves": fill.waves,
                     "filled_share": fill.efficiency,
-                    "step_share": loss.share,
+                    f"{loss.of}_share": loss.share,
                     "kernel_ns": charge.ns,
                     "saving_most_ns": round(charge.ns * (1 - fill.efficiency)),
                 },

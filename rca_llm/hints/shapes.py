@@ -90,15 +90,20 @@ class Shape:
 
 
 def heavy_shapes(case: Case, least: float) -> Iterator[tuple[Shape, Loss]]:
-    """Kernels that take at least a fraction of the step time of their rank, the longest first."""
+    """Kernels that take at least a fraction of the step time of their rank, the longest first.
+
+    Without steps, of the requests' time.
+    """
+    whole = case.of_service(())
+    # A kernel may be in the time of every request.
+    most = len(case.lives) if whole.of == "request" else 1
     for number, member in enumerate(case.job.ranks):
-        window = case.of_steps(()).total or member[1].rank.span
         shapes = case.once(("shapes", number), partial(_shapes, member))
         for place, (shape, total) in enumerate(shapes):
-            if total < least * window:
+            if total * most < least * (whole.total or member[1].rank.span):
                 break
             loss = case.once(
-                ("shape", number, place), partial(case.of_steps, (shape.part,), shape.spans)
+                ("shape", number, place), partial(case.of_service, (shape.part,), shape.spans)
             )
             if loss.share >= least:
                 yield shape, loss
