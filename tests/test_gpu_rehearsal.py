@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.native.conftest import COMPILER, HERE, compile_c
+from tests.native.conftest import AS_CUPTI, COMPILER, HERE, compile_c
 from tests.test_counters import FAKE_DRIVER, FAKE_SAMPLING
 from tests.traced import ROOT, environment
 
@@ -33,7 +33,7 @@ def cupti(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if shutil.which(program) is None:
             pytest.skip(f"no compiler ({program})")
     made = tmp_path_factory.mktemp("standin") / "libfake_cupti.so"
-    compile_c(made, [HERE / "fake_cupti.c"], "-shared", "-fvisibility=hidden")
+    compile_c(made, [HERE / "fake_cupti.c"], *AS_CUPTI)
     return made
 
 

@@ -6,6 +6,7 @@ scheduler leaves it on the SchedulerOutput that is sent there.
 
 from __future__ import annotations
 
+from .. import gpu
 from ..recorder import FAULTS
 from ..span import span
 from .patch import package_version, spanned
@@ -30,17 +31,29 @@ def _execute(execute: Callable[..., Any]) -> Callable[..., Any]:
         except FAULTS:
             pass
         with span("vllm execute_model", "compute", step=step):
-            return execute(self, scheduler_output, *args, **kwargs)
+            return _launching(step, execute, self, scheduler_output, *args, **kwargs)
 
     return call
+
+
+def _launching(step: int | None, launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call whose kernels are those of a step, if there is one: an empty batch has none."""
+    if step is None:
+        return launch(*args, **kwargs)
+    gpu.push_step(step)
+    try:
+        return launch(*args, **kwargs)
+    finally:
+        gpu.pop_step()
 
 
 def _sample(sample: Callable[..., Any]) -> Callable[..., Any]:
     """Samples what this worker executed last: the two alternate, or vLLM refuses."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with span("vllm sample_tokens", "compute", step=getattr(self, STEP, None)):
-            return sample(self, *args, **kwargs)
+        step = getattr(self, STEP, None)
+        with span("vllm sample_tokens", "compute", step=step):
+            return _launching(step, sample, self, *args, **kwargs)
 
     return call
 

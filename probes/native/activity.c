@@ -5,6 +5,7 @@
 
 #include "buffers.h"
 #include "clock.h"
+#include "markers.h"
 
 enum { MOST_CBIDS = 2048, FOREIGN_CLOCK_NS = 1000000000 };
 
@@ -117,7 +118,8 @@ static bool register_buffers(Cupti *cupti, ActivityState *state)
                      cupti->ActivityRegisterCallbacks(buffers_request, buffers_complete));
 }
 
-/* Switches off what is not wanted of one API; the number of functions left on. */
+/* Switches off what is not wanted of one API, but for the call that marks steps; the number of wanted
+ * functions. */
 static int select_functions(Cupti *cupti, enum GpuMode mode, uint32_t domain,
                             CuptiResult (*enable)(uint32_t, uint8_t))
 {
@@ -126,9 +128,9 @@ static int select_functions(Cupti *cupti, enum GpuMode mode, uint32_t domain,
         const char *name = NULL;
         if (cupti->GetCallbackName(domain, cbid, &name) != CUPTI_OK || !name)
             continue;
-        if (wanted(name, mode))
+        if (mode != GPU_KERNELS && wanted(name, mode))
             left++;
-        else
+        else if (domain != CUPTI_DOMAIN_DRIVER || cbid != markers_cbid())
             enable(cbid, 0);
     }
     return left;
@@ -148,6 +150,17 @@ static void enable_api(Cupti *cupti, const Options *options, ActivityState *stat
         succeeded(state, "cuptiActivityEnable(DRIVER)", cupti->ActivityEnable(CUPTI_KIND_DRIVER)))
         state->selected_functions += select_functions(
             cupti, options->gpu, CUPTI_DOMAIN_DRIVER, cupti->ActivityEnableDriverApi);
+}
+
+/* Before kernels are recorded, so that none of them has an id before that of its marker. */
+static void enable_markers(Cupti *cupti, const Options *options)
+{
+    if (!options->steps || !markers_find(cupti) ||
+        cupti->ActivityEnable(CUPTI_KIND_EXTERNAL_CORRELATION) != CUPTI_OK ||
+        cupti->ActivityEnable(CUPTI_KIND_DRIVER) != CUPTI_OK)
+        return;
+    select_functions(cupti, GPU_KERNELS, CUPTI_DOMAIN_DRIVER, cupti->ActivityEnableDriverApi);
+    markers_begin();
 }
 
 static bool enable_kinds(Cupti *cupti, const Options *options, ActivityState *state)
@@ -184,6 +197,7 @@ static void enable_graph_level(Cupti *cupti, const Options *options, ActivitySta
 void activity_enable(Cupti *cupti, const Options *options, ActivityState *state)
 {
     state->selected_functions = 0;
+    enable_markers(cupti, options);
     state->collecting = state->recording = enable_kinds(cupti, options, state);
 }
 
@@ -195,6 +209,8 @@ void activity_start(Cupti *cupti, const Options *options, ActivityState *state, 
         return;
     cupti->GetVersion(&state->version);
     buffers_configure(options->buffer_bytes);
+    if (options->steps)
+        markers_find(cupti);
     state->collecting = is_free(cupti, state) && register_clock(cupti, state) &&
                         register_buffers(cupti, state);
     if (state->collecting)
@@ -214,6 +230,7 @@ void activity_stop(Cupti *cupti, ActivityState *state)
         CUPTI_KIND_OVERHEAD, CUPTI_KIND_JIT,             CUPTI_KIND_EXTERNAL_CORRELATION,
         CUPTI_KIND_RUNTIME,  CUPTI_KIND_DRIVER,
     };
+    markers_end();
     for (size_t i = 0; i < sizeof KINDS; i++)
         cupti->ActivityDisable(KINDS[i]);
     if (cupti->ActivityEnableLatencyTimestamps)

@@ -10,6 +10,7 @@
 #include "activity.h"
 #include "clock.h"
 #include "control.h"
+#include "markers.h"
 #include "sink.h"
 
 #define MS 1000000LL
@@ -51,6 +52,7 @@ static void describe(void)
     sink_info(&sink, "gpu.setup_us", activity.setup_us, NULL);
     sink_info(&sink, "gpu.functions", activity.selected_functions, NULL);
     sink_info(&sink, "gpu.external", options.external, NULL);
+    sink_info(&sink, "gpu.steps", markers_cbid() != 0, NULL);
     if (activity.failed)
         sink_info(&sink, "gpu.error", activity.error, activity.failed);
     if (activity.error == CUPTI_MULTIPLE_SUBSCRIBERS)
@@ -108,6 +110,7 @@ static void follow_gate(void)
 
 static void stopped(const char *why)
 {
+    markers_end();
     sink_gap_begin(&sink, (uint64_t)clock_monotonic(), why);
     activity.collecting = false;
     atomic_store(&collecting, false);
@@ -312,12 +315,18 @@ void rca_llm_gpu_reclaim(void)
 
 void rca_llm_gpu_push_step(uint64_t step)
 {
-    if (options.external && is_ours() && cupti.ActivityPushExternalCorrelationId)
+    if (!is_ours())
+        return;
+    if (options.external && cupti.ActivityPushExternalCorrelationId)
         cupti.ActivityPushExternalCorrelationId(CUPTI_EXTERNAL_CUSTOM2, step);
+    markers_push(step);
 }
 
 void rca_llm_gpu_pop_step(void)
 {
-    if (options.external && is_ours() && cupti.ActivityPopExternalCorrelationId)
+    if (!is_ours())
+        return;
+    if (options.external && cupti.ActivityPopExternalCorrelationId)
         cupti.ActivityPopExternalCorrelationId(CUPTI_EXTERNAL_CUSTOM2, NULL);
+    markers_pop();
 }

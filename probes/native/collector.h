@@ -19,7 +19,7 @@ RCA_EXPORT void rca_llm_gpu_flush(void);
 RCA_EXPORT void rca_llm_gpu_release(void);
 RCA_EXPORT void rca_llm_gpu_reclaim(void);
 
-/* Marks the calls of this thread as those of an engine step (with RCA_LLM_EXTERNAL=on). */
+/* Mark what this thread launches as the work of an engine step; steps may nest. */
 RCA_EXPORT void rca_llm_gpu_push_step(uint64_t step);
 RCA_EXPORT void rca_llm_gpu_pop_step(void);
 

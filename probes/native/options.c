@@ -33,11 +33,15 @@ void options_read(Options *self)
         .external = is("RCA_LLM_EXTERNAL", "on"),
         .queued = is("RCA_LLM_QUEUED", "on"),
         .queued_most = number("RCA_LLM_QUEUED_MOST", 10000000),
+        .steps = is("RCA_LLM_STEPS", "on"),
         .rests = !is("RCA_LLM_PAUSE", "gate"),
         .buffer_bytes = number("RCA_LLM_BUFFER_BYTES", 2u << 20),
         .segment_bytes = number("RCA_LLM_SEGMENT_BYTES", 256u << 20),
         .most_bytes = number("RCA_LLM_MAX_BYTES", 0),
     };
+    /* Where calls are recorded, when they were made says more than enough. */
+    if (self->gpu == GPU_KERNELS)
+        self->steps = !is("RCA_LLM_STEPS", "off");
     if (run && *run == '/' && strlen(run) < sizeof self->run)
         memcpy(self->run, run, strlen(run) + 1);
 }

@@ -17,6 +17,7 @@ enum RowKind {
     ROW_EXTERNAL = 8,
     ROW_JIT = 9,
     ROW_DEVICE = 10,
+    ROW_MARKER = 11,
     ROW_KINDS, /* of the collector; the others are written by the plugin for NCCL */
     ROW_NCCL = 32,
     ROW_NCCL_CHANNEL = 33,
@@ -77,6 +78,16 @@ typedef struct RowDevice {
     uint8_t uuid[16]; /* zeros: not told */
 } RowDevice;
 
+/* From this call on, and until its next one, a thread is in a step (`state` 1), in none (0), or in one
+ * that is not known (2); at a 3 that many threads, whichever, are in one. `within`: it was in one
+ * before. `sequence` counts the markers of a thread from 1, modulo 65536. */
+typedef struct RowMarker {
+    uint64_t time, step;
+    uint32_t correlation, thread;
+    uint16_t sequence;
+    uint8_t state, within, pad[4];
+} RowMarker;
+
 /* A collective or transfer that NCCL handed to the device: when that began and ended on the host, and
  * when the launch of its plan's kernel began (0 not told). The numbers from `ranks` on are -1 where
  * they are not known; `seq` counts the calls of one function on a communicator. */
@@ -105,5 +116,6 @@ _Static_assert(sizeof(RowOverhead) == 24, "row layout");
 _Static_assert(sizeof(RowExternal) == 16, "row layout");
 _Static_assert(sizeof(RowJit) == 32, "row layout");
 _Static_assert(sizeof(RowDevice) == 88, "row layout");
+_Static_assert(sizeof(RowMarker) == 32, "row layout");
 
 #endif

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "clock.h"
+#include "markers.h"
 
 static const uint32_t ROW_BYTES[ROW_KINDS] = {
     [ROW_KERNEL] = sizeof(RowKernel),     [ROW_COPY] = sizeof(RowCopy),
@@ -10,6 +11,7 @@ static const uint32_t ROW_BYTES[ROW_KINDS] = {
     [ROW_SYNC] = sizeof(RowSync),         [ROW_GRAPH] = sizeof(RowGraph),
     [ROW_OVERHEAD] = sizeof(RowOverhead), [ROW_EXTERNAL] = sizeof(RowExternal),
     [ROW_JIT] = sizeof(RowJit),           [ROW_DEVICE] = sizeof(RowDevice),
+    [ROW_MARKER] = sizeof(RowMarker),
 };
 
 /* Further than this in the future, a time is on another client's clock. */
@@ -183,8 +185,49 @@ static uint32_t api_name(Sink *self, uint32_t kind, uint32_t cbid)
     return id;
 }
 
+static MarkerHalf *half(Sink *self, uint32_t correlation)
+{
+    MarkerHalf *found = &self->halves[correlation % MARKER_HALVES];
+    if (found->correlation != correlation)
+        *found = (MarkerHalf){.correlation = correlation};
+    return found;
+}
+
+/* Written once both halves are here, and whatever the gate says: a marker holds on after a pause. */
+static void marker(Sink *self, MarkerHalf *of)
+{
+    Marker said;
+    if (!of->time || !markers_read(of->id, &said))
+        return;
+    *(RowMarker *)row(self, ROW_MARKER) = (RowMarker){
+        .time = of->time,
+        .step = said.step,
+        .correlation = of->correlation,
+        .thread = of->thread,
+        .sequence = said.sequence,
+        .state = said.state,
+        .within = said.within,
+    };
+    *of = (MarkerHalf){0};
+}
+
+static void marking_call(Sink *self, const CuptiApi *from)
+{
+    MarkerHalf *of = half(self, from->correlation);
+    of->time = ours(self, from->start);
+    of->thread = from->thread;
+    marker(self, of);
+}
+
 static void api(Sink *self, const CuptiApi *from)
 {
+    if (from->kind == CUPTI_KIND_DRIVER && from->cbid == markers_cbid()) {
+        marking_call(self, from);
+        return;
+    }
+    if (self->options->gpu == GPU_KERNELS)
+        return; /* while functions are switched off, some of their calls come through */
+
     uint64_t start = from->start, end = from->end;
     if (!wanted(self, &start, &end))
         return;
@@ -245,7 +288,16 @@ static void overhead(Sink *self, const CuptiOverhead *from)
 
 static void external(Sink *self, const CuptiExternal *from)
 {
-    if (from->external_kind != CUPTI_EXTERNAL_CUSTOM2 || !gate_wants(&self->gate, self->now))
+    Marker said;
+    if (from->external_kind != CUPTI_EXTERNAL_CUSTOM2)
+        return;
+    if (self->options->steps && markers_read(from->id, &said)) {
+        MarkerHalf *of = half(self, from->correlation);
+        of->id = from->id;
+        marker(self, of);
+        return;
+    }
+    if (!self->options->external || !gate_wants(&self->gate, self->now))
         return;
     *(RowExternal *)row(self, ROW_EXTERNAL) = (RowExternal){
         .id = from->id,

@@ -19,6 +19,14 @@ typedef struct Stage {
     _Alignas(8) uint8_t data[STAGE_BYTES];
 } Stage;
 
+/* Halves of markers: the external id and the call with the same correlation id, of which CUPTI hands
+ * over one after the other. */
+enum { MARKER_HALVES = 1024 };
+typedef struct MarkerHalf {
+    uint64_t id, time;
+    uint32_t correlation, thread;
+} MarkerHalf;
+
 typedef struct SinkCounts {
     uint64_t no_timestamp, foreign_time, unknown_kind, dropped, foreign_buffers, overrun;
 } SinkCounts;
@@ -35,6 +43,7 @@ typedef struct Sink {
     uint64_t written;       /* bytes of earlier segments */
     uint64_t queued;        /* kernels of which CUPTI told when they were queued */
     SinkCounts seen, told;  /* counted, and already written as INFO */
+    MarkerHalf halves[MARKER_HALVES]; /* by correlation id */
     uint32_t api_ids[2][API_IDS]; /* NAME ids of driver and runtime functions */
     struct {
         Cell *cell;

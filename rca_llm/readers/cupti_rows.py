@@ -28,7 +28,8 @@ from rca_llm.trace import Timeline
     ROW_EXTERNAL,
     ROW_JIT,
     ROW_DEVICE,
-) = range(1, 11)
+    ROW_MARKER,
+) = range(1, 12)
 """Kinds of rows, as `RowKind` in `probes/native/rows.h`."""
 
 _COPY = (
@@ -50,6 +51,7 @@ _LAYOUTS = {
     ROW_DEVICE: "memory_bytes:u8 memory_bytes_s:u8 clock_hz:u8 device:u4 name:u4 sms:u4 warp:u4 "
     "warps_per_sm:u4 blocks_per_sm:u4 registers_per_sm:u4 shared_per_sm:u4 major:u4 minor:u4 "
     "l2_bytes:u4 pad:u4 uuid:16u1",
+    ROW_MARKER: "time:u8 step:u8 correlation:u4 thread:u4 sequence:u2 state:u1 within:u1 pad:4u1",
 }
 
 

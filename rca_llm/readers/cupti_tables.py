@@ -8,6 +8,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
+from rca_llm.readers import cupti_markers
 from rca_llm.readers.cupti_rows import (
     ROW_API,
     ROW_COPY,
@@ -16,6 +17,7 @@ from rca_llm.readers.cupti_rows import (
     ROW_GRAPH,
     ROW_JIT,
     ROW_KERNEL,
+    ROW_MARKER,
     ROW_MEMSET,
     ROW_OVERHEAD,
     ROW_SYNC,
@@ -58,11 +60,8 @@ def add_rows(timeline: Timeline, rows: Rows, process: int) -> None:
 
     Kernels of a marked step get its id; waits without an API record of their own become one.
     """
-    steps = rows.of(ROW_EXTERNAL)
     for table in _gpu_tables(timeline, rows):
-        marked = table.with_columns(
-            process=np.full(len(table), process), step=_steps(table["correlation"], steps)
-        )
+        marked = table.with_columns(process=np.full(len(table), process), step=_steps(table, rows))
         timeline.add("gpu", marked)
     timeline.add("api", _api(rows.of(ROW_API), process))
     timeline.add("api", _waits(timeline, rows, process))
@@ -142,9 +141,10 @@ def _graphs(timeline: Timeline, rows: Array) -> Table:
     return Table(GPU, columns)
 
 
-def _steps(correlation: Ints, external: Array) -> Ints:
-    """The step of each correlation id, from the external ids that were pushed around its calls."""
-    steps = np.full(len(correlation), UNKNOWN, np.int64)
+def _steps(table: Table, rows: Rows) -> Ints:
+    """The step of device work: that of the external id of its launch, else by markers around it."""
+    correlation, external = table["correlation"], rows.of(ROW_EXTERNAL)
+    steps = cupti_markers.steps_of(rows.of(ROW_MARKER), correlation, table["start"])
     row = first_rows(external["correlation"].astype(np.int64), correlation)
     steps[row >= 0] = external["id"][row[row >= 0]].astype(np.int64)
     return steps

@@ -3,10 +3,13 @@
  *
  *   init  kernels:N  threads:T:N  copies  memset  sync  graph:N  nodes:N  device  overhead  zero
  *   step:ID (the calls that follow belong to it)  nostep  dropped:N  sleep:MS  kill  fork:N
+ *   replay:N (one launch of N kernels)  beside:ID (another thread is in that step until)  joined
+ *   stepping:T:N (so many threads are in so many steps each)  version (asks the driver for it)
  *   nvtx  nvtxthreads:T:N  nvtxopen  displace  release  reclaim  flush  status  enabled:KIND
  */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -78,6 +81,59 @@ static void in_threads(long threads, long count, void *(*work)(void *))
         pthread_create(&all[i], NULL, work, (void *)(intptr_t)count);
     for (long i = 0; i < threads && i < 256; i++)
         pthread_join(all[i], NULL);
+}
+
+static void push_step(uint64_t step)
+{
+    ((U64Call)symbol(collector, "rca_llm_gpu_push_step"))(step);
+}
+
+static void pop_step(void)
+{
+    symbol(collector, "rca_llm_gpu_pop_step")();
+}
+
+/* A thread that is in a step until it is told to leave. */
+static sem_t pushed, leave;
+static pthread_t other;
+
+static void *in_step(void *step)
+{
+    push_step((uint64_t)(intptr_t)step);
+    sem_post(&pushed);
+    sem_wait(&leave);
+    pop_step();
+    return NULL;
+}
+
+static void beside(long step)
+{
+    sem_init(&pushed, 0, 0);
+    sem_init(&leave, 0, 0);
+    pthread_create(&other, NULL, in_step, (void *)(intptr_t)step);
+    sem_wait(&pushed);
+}
+
+static void joined(void)
+{
+    sem_post(&leave);
+    pthread_join(other, NULL);
+}
+
+static void *stepping_thread(void *count)
+{
+    for (long step = 1; step <= (long)(intptr_t)count; step++) {
+        push_step((uint64_t)step);
+        kernels(2, 0);
+        pop_step();
+    }
+    return NULL;
+}
+
+static void ask_version(void)
+{
+    int version;
+    ((int (*)(int *))symbol(cupti, "cuDriverGetVersion"))(&version);
 }
 
 static void nap(long ms)
@@ -253,6 +309,10 @@ static int activity(const char *what, long first, long second)
         kernels(first, 1000);
     else if (!strcmp(what, "threads"))
         in_threads(first, second, kernel_thread);
+    else if (!strcmp(what, "stepping"))
+        in_threads(first, second, stepping_thread);
+    else if (!strcmp(what, "replay"))
+        FAKE(fake_replay, KernelCall)("_Z6replayPf", (uint64_t)first);
     else if (!strcmp(what, "copies"))
         FAKE(fake_copy, CopyCall)(4096, 1, 1, 3), FAKE(fake_copy, CopyCall)(8192, 2, 3, 2),
             FAKE(fake_peer_copy, U64Call)(16384);
@@ -276,9 +336,15 @@ static int activity(const char *what, long first, long second)
 static int steering(const char *what, long first)
 {
     if (!strcmp(what, "step"))
-        ((U64Call)symbol(collector, "rca_llm_gpu_push_step"))((uint64_t)first);
+        push_step((uint64_t)first);
     else if (!strcmp(what, "nostep"))
-        symbol(collector, "rca_llm_gpu_pop_step")();
+        pop_step();
+    else if (!strcmp(what, "beside"))
+        beside(first);
+    else if (!strcmp(what, "joined"))
+        joined();
+    else if (!strcmp(what, "version"))
+        ask_version();
     else if (!strcmp(what, "release") || !strcmp(what, "reclaim") || !strcmp(what, "flush")) {
         char name[80];
         snprintf(name, sizeof name, "rca_llm_gpu_%s", what);

@@ -25,6 +25,8 @@ FLAGS = [
     "-Wextra",
     "-Werror",
 ]
+AS_CUPTI = ["-shared", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1"]
+"""The stand-in for libcupti is the driver as well, which has the one function that is called."""
 COLLECTOR_SOURCES = sorted(path for path in NATIVE.glob("*.c") if not path.name.startswith("_"))
 
 
@@ -61,7 +63,7 @@ def build(folder: Path, *flags: str) -> Build:
     """Compile everything into a folder."""
     done = Build(folder)
     compile_c(done.collector, COLLECTOR_SOURCES, "-shared", "-fvisibility=hidden", *flags)
-    compile_c(done.cupti, [HERE / "fake_cupti.c"], "-shared", "-fvisibility=hidden", *flags)
+    compile_c(done.cupti, [HERE / "fake_cupti.c"], *AS_CUPTI, *flags)
     compile_c(done.app, [HERE / "app.c"], *flags)
     return done
 

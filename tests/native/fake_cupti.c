@@ -43,7 +43,9 @@ static atomic_int thread_count, kinds_enabled;
 static atomic_uint correlation, kernels, latency;
 static atomic_uint_fast64_t dropped;
 static _Thread_local ThreadBuffer *mine;
-static _Thread_local uint64_t external;
+enum { MOST_EXTERNAL = 32 };
+static _Thread_local uint64_t externals[MOST_EXTERNAL];
+static _Thread_local unsigned external_depth;
 
 static long number(const char *variable, long otherwise)
 {
@@ -141,13 +143,19 @@ static const struct {
 } RUNTIME[] = {{10, "cudaGetLastError_v3020"},  {17, "cudaGetDevice_v3020"},
                {41, "cudaMemcpyAsync_v3020"},   {51, "cudaMemsetAsync_v3020"},
                {131, "cudaStreamSynchronize_v3020"}, {211, "cudaLaunchKernel_v7000"},
-               {311, "cudaGraphLaunch_v10000"}};
+               {311, "cudaGraphLaunch_v10000"}},
+  DRIVER[] = {{1, "cuInit"}, {2, "cuDriverGetVersion"}, {307, "cuLaunchKernel"}};
 
 EXPORT CuptiResult cuptiGetCallbackName(uint32_t domain, uint32_t cbid, const char **name)
 {
     for (size_t i = 0; domain == CUPTI_DOMAIN_RUNTIME && i < sizeof RUNTIME / sizeof *RUNTIME; i++)
         if (RUNTIME[i].cbid == cbid) {
             *name = RUNTIME[i].name;
+            return CUPTI_OK;
+        }
+    for (size_t i = 0; domain == CUPTI_DOMAIN_DRIVER && i < sizeof DRIVER / sizeof *DRIVER; i++)
+        if (DRIVER[i].cbid == cbid) {
+            *name = DRIVER[i].name;
             return CUPTI_OK;
         }
     return FAILED;
@@ -174,14 +182,16 @@ EXPORT CuptiResult cuptiActivityGetNumDroppedRecords(void *context, uint32_t str
 
 EXPORT CuptiResult cuptiActivityPushExternalCorrelationId(uint32_t kind, uint64_t id)
 {
-    external = kind == CUPTI_EXTERNAL_CUSTOM2 ? id : 0;
+    if (kind != CUPTI_EXTERNAL_CUSTOM2 || external_depth == MOST_EXTERNAL)
+        return FAILED;
+    externals[external_depth++] = id;
     return CUPTI_OK;
 }
 
 EXPORT CuptiResult cuptiActivityPopExternalCorrelationId(uint32_t kind, uint64_t *last)
 {
     (void)kind, (void)last;
-    external = 0;
+    external_depth -= external_depth > 0;
     return CUPTI_OK;
 }
 
@@ -275,24 +285,41 @@ static void put(const void *record, size_t bytes)
 
 static void put_external(uint32_t id)
 {
-    CuptiExternal record = {CUPTI_KIND_EXTERNAL_CORRELATION, CUPTI_EXTERNAL_CUSTOM2, external, id};
-    if (external)
-        put(&record, sizeof record);
+    CuptiExternal record = {CUPTI_KIND_EXTERNAL_CORRELATION, CUPTI_EXTERNAL_CUSTOM2, 0, id};
+    if (!external_depth)
+        return;
+    record.id = externals[external_depth - 1];
+    put(&record, sizeof record);
 }
 
-/* An API call; its correlation id. */
-static uint32_t api(uint32_t cbid)
+/* An API call; its correlation id. Ids external to CUPTI come for calls alone that are recorded. */
+static uint32_t call(bool runtime, uint32_t cbid)
 {
-    uint32_t id = atomic_fetch_add(&correlation, 1) + 1;
-    CuptiApi record = {.kind = CUPTI_KIND_RUNTIME, .cbid = cbid, .process = (uint32_t)getpid(),
-                       .thread = (uint32_t)syscall(SYS_gettid), .correlation = id};
+    uint32_t first = (uint32_t)number("FAKE_CUPTI_CORRELATION", 1);
+    uint32_t id = first + atomic_fetch_add(&correlation, 1);
+    CuptiApi record = {.kind = runtime ? CUPTI_KIND_RUNTIME : CUPTI_KIND_DRIVER, .cbid = cbid,
+                       .process = (uint32_t)getpid(), .thread = (uint32_t)syscall(SYS_gettid),
+                       .correlation = id};
     record.start = timestamp();
     record.end = timestamp() + 1;
-    if (!atomic_load(&functions_off[1][cbid])) {
+    if (atomic_load(&enabled[record.kind]) && !atomic_load(&functions_off[runtime][cbid])) {
         put_external(id);
         put(&record, sizeof record);
     }
     return id;
+}
+
+static uint32_t api(uint32_t cbid)
+{
+    return call(true, cbid);
+}
+
+/* The driver's own function, which the collector finds where this library is called libcuda.so.1. */
+EXPORT int cuDriverGetVersion(int *version)
+{
+    call(false, 2);
+    *version = 13000;
+    return 0;
 }
 
 EXPORT CuptiResult cuptiActivityEnableLatencyTimestamps(uint8_t enable)
@@ -301,25 +328,39 @@ EXPORT CuptiResult cuptiActivityEnableLatencyTimestamps(uint8_t enable)
     return 0;
 }
 
-/* One kernel launch among calls that nobody wants to see. */
-EXPORT void fake_kernel(const char *name, uint64_t node)
+/* A kernel of a call; FAKE_CUPTI_LAG says how many ns later it starts. */
+static void kernel(const char *name, uint64_t node, uint32_t launch)
 {
-    static const uint32_t NOISE[] = {17, 10, 17};
     long zero = number("FAKE_CUPTI_ZERO", 0);
-    for (size_t i = 0; i < sizeof NOISE / sizeof *NOISE; i++)
-        api(NOISE[i]);
     CuptiKernel record = {.kind = CUPTI_KIND_CONCURRENT_KERNEL, .registers = 40, .device = 1,
                           .context = 1, .stream = 7, .grid = {4, 5, 6}, .block = {128, 2, 1},
                           .shared_static = 16, .shared_dynamic = 1024, .name = name,
                           .graph_node = node, .graph = node ? 3 : 0, .cluster = {2, 1, 1}};
-    record.correlation = api(node ? 311 : 211);
+    record.correlation = launch;
     if (atomic_load(&latency))
         record.queued = record.submitted = timestamp();
-    record.start = timestamp();
+    record.start = timestamp() + (uint64_t)number("FAKE_CUPTI_LAG", 0);
     record.end = record.start + 1000;
     if (zero && atomic_fetch_add(&kernels, 1) % (unsigned)zero == 0)
         record.start = record.end = 0;
     put(&record, sizeof record);
+}
+
+/* One kernel launch among calls that nobody wants to see. */
+EXPORT void fake_kernel(const char *name, uint64_t node)
+{
+    static const uint32_t NOISE[] = {17, 10, 17};
+    for (size_t i = 0; i < sizeof NOISE / sizeof *NOISE; i++)
+        api(NOISE[i]);
+    kernel(name, node, api(node ? 311 : 211));
+}
+
+/* One launch of a graph of kernels, which share its correlation id. */
+EXPORT void fake_replay(const char *name, uint64_t nodes)
+{
+    uint32_t launch = api(311);
+    for (uint64_t node = 1; node <= nodes; node++)
+        kernel(name, node, launch);
 }
 
 EXPORT void fake_copy(uint64_t bytes, uint8_t copy, uint8_t src, uint8_t dst)

@@ -250,6 +250,145 @@ def test_steps_mark_the_work_of_their_calls(app: Traced) -> None:
     assert sorted(steps) == [UNKNOWN, UNKNOWN, 42, 42, 42]
 
 
+LATE = {"RCA_LLM_GPU": "kernels", "FAKE_CUPTI_LAG": "300000000"}
+"""Calls are not recorded, and kernels start so much later that their start tells nothing."""
+
+
+def marked(run: Path) -> Counter[int]:
+    """How many records of device work each step has, by markers; `UNKNOWN` those of none."""
+    timeline = timeline_of(run)
+    assert not len(timeline["api"])
+    return Counter(timeline["gpu"]["step"].tolist())
+
+
+def test_markers_tell_the_step_where_calls_are_not_recorded(app: Traced) -> None:
+    steps = ("step:7", "kernels:3", "replay:5", "nostep", "kernels:2")
+    app("init", "kernels:4", *steps, "step:8", "copies", "memset", "nostep", **LATE)
+    assert marked(app.run) == {UNKNOWN: 6, 7: 8, 8: 4}
+    (replayed,) = {  # the nodes of one launch
+        int(timeline_of(app.run)["gpu"]["correlation"][row])
+        for row in np.flatnonzero(timeline_of(app.run)["gpu"]["graph_node"] > 0)
+    }
+    assert replayed
+    assert info(app.run, "gpu.steps") == [(1, None)]
+
+
+def test_markers_can_be_switched_off_and_are_not_made_beside_calls(app: Traced) -> None:
+    app("init", "step:7", "kernels:3", "nostep", **LATE, RCA_LLM_STEPS="off")
+    assert marked(app.run) == {UNKNOWN: 3}
+    assert info(app.run, "gpu.steps") == [(0, None)]
+
+
+@pytest.mark.parametrize("by", ["RCA_LLM_STEPS", "RCA_LLM_EXTERNAL"])
+@pytest.mark.parametrize("mode", ["launches", "full"])
+def test_markers_beside_calls_tell_what_ids_of_calls_tell(app: Traced, mode: str, by: str) -> None:
+    steps = [word for step in range(1, 9) for word in (f"step:{step}", "kernels:3", "nostep")]
+    app("init", *steps, "version", RCA_LLM_GPU=mode, **{by: "on"})
+    timeline = timeline_of(app.run)
+    assert set(texts(timeline, "api", "name")) == {"cudaLaunchKernel"}  # no marker is a call
+    gpu = timeline["gpu"].sorted_by("start")
+    assert gpu["step"].tolist() == np.repeat(np.arange(1, 9), 3).tolist()
+
+
+def test_the_inner_step_is_the_one(app: Traced) -> None:
+    inner = ("step:2", "kernels:2", "nostep", "kernels:1", "nostep", "kernels:1", "nostep")
+    app("init", "step:1", "kernels:1", *inner, "step:3", "kernels:1", **LATE)
+    assert marked(app.run) == {1: 2, 2: 2, UNKNOWN: 1, 3: 1}
+
+
+def test_steps_nested_too_deeply_and_numbers_too_large_are_not_known(app: Traced) -> None:
+    deep = [f"step:{step}" for step in range(1, 18)]
+    ended = ("nostep", "kernels:2", *["nostep"] * 16, "step:99999999999999", "kernels:4")
+    app("init", *deep, "kernels:1", *ended, **LATE)
+    assert marked(app.run) == {UNKNOWN: 5, 16: 2}
+
+
+def test_steps_of_two_threads_at_once_are_not_told_apart(app: Traced) -> None:
+    app(
+        "init", "step:1", "kernels:1", "beside:2", "kernels:2", "nostep", "kernels:4", "joined",
+        "kernels:8", "step:3", "beside:3", "kernels:16", "joined", "kernels:1", **LATE,
+    )  # fmt: skip
+    # While both are in the same step, it is that one.
+    assert marked(app.run) == {1: 1, 2: 4, UNKNOWN: 10, 3: 17}
+
+
+def test_markers_go_on_where_correlation_ids_begin_anew(app: Traced) -> None:
+    steps = [word for step in range(1, 200) for word in (f"step:{step}", "kernels:3", "nostep")]
+    app("init", *steps, **LATE, FAKE_CUPTI_CORRELATION=str(2**32 - 1000))
+    assert len(timeline_of(app.run)["gpu"]) == 597
+    assert marked(app.run) == dict.fromkeys(range(1, 200), 3)
+    ids = timeline_of(app.run)["gpu"]["correlation"]
+    assert ids.min() < 1000
+    assert ids.max() > 2**32 - 1000
+
+
+def test_calls_of_the_program_are_no_markers(app: Traced) -> None:
+    app("init", "version", "step:1", "version", "kernels:2", "version", "nostep", **LATE)
+    assert marked(app.run) == {1: 2}
+
+
+def test_markers_end_with_a_session_of_another_client_and_begin_anew(app: Traced) -> None:
+    away = ("release", "displace", "nostep", "step:2", "kernels:1", "reclaim")
+    app(
+        "init", "step:1", "kernels:2", *away, "kernels:4", "nostep", "kernels:8", "step:3",
+        "kernels:16", "flush", RCA_LLM_GPU="kernels",
+    )  # fmt: skip
+    # What step it is after it is known from the thread's next marker on.
+    assert marked(app.run) == {1: 2, UNKNOWN: 12, 3: 16}
+
+
+@pytest.mark.parametrize("pause", ["", "gate"])
+def test_steps_that_changed_in_a_pause_are_not_taken_for_those_before(
+    app: Traced, pause: str
+) -> None:
+    def gate(is_open: bool, words: int) -> None:
+        said_by(said, words)
+        Run(app.run).set_gate(is_open)
+
+    said = app.run / "said"
+    with app.start(
+        "init", "step:1", "kernels:2", "status", "sleep:700", "nostep", "step:2", "status",
+        "sleep:700", "kernels:4", "nostep", "step:3", "kernels:8", "flush",
+        RCA_LLM_GPU="kernels", RCA_LLM_PAUSE=pause, output=said,
+    ) as process:  # fmt: skip
+        gate(False, 2)
+        gate(True, 4)
+        assert process.wait(30) == 0
+    # Where markers go on in a pause, the step that it ends in is known.
+    assert marked(app.run) == {1: 2, 2 if pause else UNKNOWN: 4, 3: 8}
+
+
+def test_a_trace_that_begins_paused_does_not_know_the_steps_under_way(app: Traced) -> None:
+    Run(app.run).set_gate(False)
+    said = app.run / "said"
+    with app.start(
+        "init", "step:1", "beside:2", "status", "sleep:900", "kernels:1", "nostep", "kernels:2",
+        "joined", "step:3", "kernels:4", "flush", RCA_LLM_GPU="kernels", output=said,
+    ) as process:  # fmt: skip
+        said_by(said, 2)
+        Run(app.run).set_gate(True)
+        assert process.wait(30) == 0
+    assert marked(app.run) == {UNKNOWN: 3, 3: 4}
+
+
+def test_a_forked_child_makes_no_markers(app: Traced) -> None:
+    app("init", "step:1", "kernels:1", "fork:5", "kernels:1", "nostep", **LATE)
+    assert marked(app.run) == {1: 2}
+
+
+@pytest.mark.parametrize("refused", ["4", "39"])
+def test_where_markers_are_refused_kernels_are_recorded_without(app: Traced, refused: str) -> None:
+    done = app("init", "step:1", "kernels:3", **LATE, FAKE_CUPTI_REFUSES=refused)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert marked(app.run) == {UNKNOWN: 3}
+
+
+def test_every_kernel_of_steps_in_turn_is_told_its_step(app: Traced) -> None:
+    """One thread after another, each with markers of its own, across buffers."""
+    app("init", *["stepping:1:300"] * 4, **LATE, RCA_LLM_BUFFER_BYTES="65536")
+    assert marked(app.run) == dict.fromkeys(range(1, 301), 8)
+
+
 def test_dropped_and_missing_times_are_counted(app: Traced) -> None:
     app("init", "kernels:100", "dropped:7", "flush", "dropped:4", FAKE_CUPTI_ZERO="10")
     timeline = timeline_of(app.run)
@@ -578,7 +717,7 @@ def _check_sanitized(built: Build, run: Path, **options: str) -> None:
 def _check_gate_sanitized(built: Build, run: Path, **options: str) -> None:
     """The gate opens and closes while threads launch, and CUPTI's kinds with it."""
     app = traced(built, run)
-    activity = ("init", *(["threads:8:200", "sleep:120"] * 8), "flush")
+    activity = ("init", *(["threads:8:200", "stepping:4:50", "sleep:120"] * 8), "flush")
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(app, *activity, RCA_LLM_GPU="kernels", **options)
         while not running.done():
@@ -604,6 +743,10 @@ def test_sanitizers_find_nothing(
     }
     _check_sanitized(sanitized(sanitizer), tmp_path / "run", **options)
     _check_gate_sanitized(sanitized(sanitizer), tmp_path / "gate", **options)
+    steps = traced(sanitized(sanitizer), tmp_path / "steps")
+    done = steps("init", "stepping:8:300", "flush", RCA_LLM_GPU="kernels", **options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sum(marked(steps.run).values()) == 8 * 300 * 2
 
 
 @pytest.mark.slow
@@ -614,10 +757,12 @@ def test_valgrind_finds_nothing(app: Traced) -> None:
     done = app.under(
         [valgrind, "-q", "--error-exitcode=9"],
         *("init", "device", "threads:4:100", "nvtx", "copies", "flush", "fork:5", "kernels:20"),
+        *("stepping:4:100",),
         RCA_LLM_BUFFER_BYTES="65536",
+        RCA_LLM_STEPS="on",
     )
     assert done.returncode == 0, done.stderr
-    assert kinds(timeline_of(app.run))[KERNEL] == 420
+    assert kinds(timeline_of(app.run))[KERNEL] == 420 + 800
 
 
 def test_the_library_needs_no_cuda_to_build_and_only_libc_to_run(built: Build) -> None:

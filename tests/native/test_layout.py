@@ -23,6 +23,7 @@ _ROW_TYPES = {
     cupti_rows.ROW_EXTERNAL: "RowExternal",
     cupti_rows.ROW_JIT: "RowJit",
     cupti_rows.ROW_DEVICE: "RowDevice",
+    cupti_rows.ROW_MARKER: "RowMarker",
 }
 
 
