@@ -13,9 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rca_llm import readers
+from rca_llm.attribute.contention import contended
+from rca_llm.attribute.job import attribute
+from rca_llm.attribute.links import link
+from rca_llm.attribute.neighbours import shared_devices
+from rca_llm.attribute.parts import CODE
+from rca_llm.attribute.ranks import Rank
 from rca_llm.report import Report, build
 from rca_llm.trace import Device, Trace
 from rca_llm.whatif import whatif
+from rca_llm.whatif.arrivals import admission
 from tests.scenes import GEMM, MS, US, Scene, hint, ids
 from tests.test_attribution import check_partitions
 
@@ -28,44 +35,49 @@ USUAL = 10 * US
 
 STEP, OWN, THEIRS, STEPS = 4 * MS, 1 * MS, 600 * US, 12
 CALL = 5 * US
+ONE = ("GPU-a", "GPU-a")
+"""The UUIDs of two processes that have one device."""
 
 
 class Turns(Scene):
     """An engine whose step is two kernels; between them the neighbour may have the device."""
 
+    theirs = THEIRS
+
     def serve_beside(
-        self, *, neighbour: bool = True, process: int = NEIGHBOUR, uuids: tuple[str, ...] = ()
+        self, *, process: int = NEIGHBOUR, uuids: tuple[str, ...] = (), waits: bool = True
     ) -> None:
+        """All steps; `waits` says whether the host synchronises, or ends a step without a call."""
         self.row("processes", process=1, name="engine")
-        if neighbour:
-            self.row("processes", process=process, name="other\x1b job")
-        told = (*uuids, None, None)
-        self.timeline.devices += [
-            Device(0, "NVIDIA H200", 1, uuid=told[0]),
-            Device(0, "NVIDIA H200", process, uuid=told[1]),
-        ]
+        self.row("processes", process=process, name="other\x1b job")
+        self.known(uuids, process)
         for i in range(STEPS):
-            self._step(i, i * STEP, process if neighbour else None)
+            self.one(i, i * STEP, process, waits=waits)
         times = [(i + 1) * STEP for i in range(STEPS)]
         self.request("R", 0, times, scheduled=0)
 
-    def _step(self, number: int, start: int, neighbour: int | None) -> None:
+    def known(self, uuids: tuple[str, ...], process: int = NEIGHBOUR) -> None:
+        """What device each process has, as far as it is known."""
+        for own, uuid in zip((1, process), (*uuids, None, None), strict=False):
+            self.timeline.devices.append(Device(0, "NVIDIA H200", own, uuid=uuid))
+
+    def one(self, number: int, start: int, neighbour: int, *, waits: bool) -> None:
+        """One step, with the turn of the neighbour in it."""
         self.step(number, start, start + STEP, R="decode" if number else "prefill")
         first = start + CALL + USUAL
         self.launch(GEMM, (start, start + CALL), (first, first + OWN))
-        second = first + OWN + 2 * US
-        if neighbour is not None:
-            begin = first + OWN + SWITCH
-            self._theirs(neighbour, begin - 300 * US, begin)
-            second = begin + THEIRS + SWITCH
+        begin = first + OWN + SWITCH
+        self._theirs(neighbour, begin - 300 * US, begin)
+        second = begin + self.theirs + SWITCH
         self.launch(GEMM, (start + CALL, start + 2 * CALL), (second, second + OWN))
-        self.api("cudaStreamSynchronize", start + 3 * CALL, second + OWN)
+        if waits:
+            self.api("cudaStreamSynchronize", start + 3 * CALL, second + OWN)
 
     def _theirs(self, process: int, called: int, begin: int) -> None:
         self.calls += 1
         where: dict[str, Any] = {"process": process, "correlation": self.calls}
         self.api("cudaLaunchKernel", called, called + CALL, thread=process, **where)
-        self.kernel("their_gemm", begin, begin + THEIRS, **where)
+        self.kernel("their_gemm", begin, begin + self.theirs, **where)
 
     def report(self) -> Report:
         return build(Trace([self.build()]))
@@ -103,7 +115,7 @@ def test_a_neighbour_runs_no_step_and_is_charged_with_no_request(process: int) -
 
 def test_the_hint_names_the_neighbour_and_what_it_costs() -> None:
     scene = Turns()
-    scene.serve_beside(uuids=("GPU-a", "GPU-a"))
+    scene.serve_beside(uuids=ONE)
     summary = scene.summary()
     found = summary["hints"][0]
     assert found["id"] == "R29"
@@ -163,8 +175,10 @@ def test_when_it_was_queued_stands_for_a_call_that_was_not_recorded() -> None:
         scene.step(i, start, start + STEP, R="decode" if i else "prefill")
         scene.kernel(GEMM, start + USUAL, start + MS, queued=start)
         scene.kernel("their_gemm", start + MS + SWITCH, start + 2 * MS, process=NEIGHBOUR)
-        scene.kernel(GEMM, start + 2 * MS + SWITCH, start + STEP, queued=start)
+        scene.kernel(GEMM, start + 2 * MS + SWITCH, start + 3 * MS, queued=start)
+        scene.kernel(GEMM, start + 3 * MS + US, start + STEP, queued=start)
     scene.request("R", 0, [(i + 1) * STEP for i in range(STEPS)], scheduled=0)
+    scene.state("running", 0, STEP * STEPS)
     summary = scene.summary()
     assert summary["requests"][0]["parts"]["scheduling.queue"] == (MS + SWITCH) * STEPS
     assert hint(summary, "R29")["saving_ns"] == (MS + SWITCH) * STEPS
@@ -230,6 +244,136 @@ def test_two_engines_on_one_device_serve_their_own_requests() -> None:
     rows = {row["id"]: row["parts"] for row in scene.summary()["requests"]}
     assert rows["A"]["compute.gemm"] == 500 * US * STEPS
     assert rows["B"]["compute.gemm"] == 1_000 * US * STEPS
+
+
+def waits_of(scene: Scene) -> list[tuple[int, int, int]]:
+    """When work of process 1 waited, and for whom."""
+    job = attribute([scene.build()])
+    found = next(one.contended for _, one in job.ranks if one.rank.processes == (1,))
+    return list(zip(found.start.tolist(), found.end.tolist(), found.label.tolist(), strict=True))
+
+
+def asked(scene: Scene, called: int, start: int, end: int, stream: int = 7) -> None:
+    """Work of process 1 with the end of its call."""
+    scene.launch(GEMM, (called - CALL, called), (start, end), stream=stream)
+
+
+def test_a_wait_begins_when_own_work_has_left_the_device() -> None:
+    """However long before work was asked for; the longest of own work counts."""
+    scene = Turns()
+    scene.known(ONE)
+    asked(scene, 10 * US, 20 * US, 3 * MS)
+    asked(scene, 20 * US, 1 * MS, 1_500 * US, stream=8)
+    asked(scene, 30 * US, 5 * MS, 6 * MS)
+    scene.kernel("their_gemm", 2 * MS, 4 * MS, process=NEIGHBOUR)
+    assert waits_of(scene) == [(3 * MS, 5 * MS, NEIGHBOUR)]
+
+
+def test_work_that_begins_late_while_the_neighbour_rests_waits_for_nobody() -> None:
+    scene = Turns()
+    scene.known(ONE)
+    asked(scene, 10 * US, 20 * US, 1 * MS)
+    asked(scene, 20 * US, 5 * MS, 6 * MS)
+    scene.kernel("their_gemm", 6 * MS, 7 * MS, process=NEIGHBOUR)
+    assert waits_of(scene) == []
+
+
+def test_a_launch_that_takes_a_little_longer_waits_for_nobody() -> None:
+    """Kernels of both run together, as MPS allows: what a launch takes is no wait for the other."""
+    scene = Turns()
+    scene.known(ONE)
+    for i in range(9):
+        late = 7 * US if i == 5 else 0
+        asked(scene, i * MS + 10 * US, i * MS + 20 * US + late, i * MS + 500 * US)
+    scene.kernel("their_gemm", 5 * MS, 6 * MS, process=NEIGHBOUR)
+    assert waits_of(scene) == []
+
+
+def test_processes_of_one_rank_do_not_wait_for_each_other() -> None:
+    scene = Turns()
+    scene.serve_beside(uuids=ONE)
+    timeline = scene.build()
+    shared, links = shared_devices(timeline), link(timeline["gpu"], timeline["api"])
+    assert len(shared) == 2
+    alone, both = (Rank(0, own, 0, STEP * STEPS, True, 0) for own in ((1,), (1, NEIGHBOUR)))
+    assert len(contended(timeline, links, alone, shared)) == STEPS
+    assert len(contended(timeline, links, both, shared)) == 0
+
+
+def test_of_workers_that_say_nothing_of_steps_none_is_a_neighbour() -> None:
+    """They share a device, and the engine, which makes the steps, has none."""
+    scene = Scene()
+    for i in range(STEPS):
+        start = i * STEP
+        scene.step(i, start, start + STEP, R="decode" if i else "prefill")
+        scene.kernel(GEMM, start, start + MS, process=11)
+        scene.kernel(GEMM, start + 2 * MS, start + 3 * MS, process=12)
+    scene.request("R", 0, [(i + 1) * STEP for i in range(STEPS)], scheduled=0)
+    job = attribute([scene.build()])
+    assert [len(one.steps) for _, one in job.ranks] == [STEPS, STEPS]
+
+
+def test_a_request_in_no_step_is_not_told_by_a_neighbour() -> None:
+    scene = Turns()
+    scene.serve_beside(process=0)
+    scene.row("requests", id="S", arrival=0, scheduled=0, finished=STEP, status="finished")
+    rows = {row["id"]: row["parts"] for row in scene.summary()["requests"]}
+    assert rows["S"] == {"scheduling.prefill_interference": STEP}
+
+
+def test_a_wait_for_a_neighbour_is_no_queue_for_admission() -> None:
+    """Of R01's queue larger batches would help; and a replay holds back no admitted request."""
+    scene = Turns()
+    scene.theirs = 5 * OWN
+    period = 2 * OWN + scene.theirs + 2 * SWITCH + 100 * US
+    scene.row("processes", process=NEIGHBOUR, name="other")
+    scene.known(ONE)
+    for i in range(STEPS):
+        scene.one(i, i * period, NEIGHBOUR, waits=True)
+    times = [(i + 1) * period for i in range(STEPS)]
+    scene.request("R", OWN + SWITCH, times, scheduled=OWN + SWITCH)
+    report = scene.report()
+    assert "R01" not in ids(report.summary)
+    assert hint(report.summary, "R29")["share"] > 0.6
+    assert report.model is not None
+    (life,) = report.model.lives
+    admitted = admission(life)
+    assert admitted is not None
+    assert admitted.at == life.request.arrival
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["synchronises", "spins"])
+def test_what_is_saved_does_not_hang_on_how_the_host_waits(waits: bool) -> None:
+    scene = Turns()
+    scene.theirs = 1_500 * US
+    scene.serve_beside(uuids=ONE, waits=waits)
+    wait = 2 * SWITCH + scene.theirs
+    assert hint(scene.summary(), "R29")["saving_ns"] == pytest.approx(wait * STEPS, rel=0.01)
+
+
+def test_while_its_work_waits_the_thread_does_what_its_records_tell() -> None:
+    """A replay can make the host quicker meanwhile: it is the device's work that waits."""
+    scene = Turns()
+    scene.serve_beside(uuids=ONE)
+    model = scene.report().model
+    assert model is not None
+    (thread,) = model.graph.threads
+    assert CODE["scheduling.queue"] not in thread.label
+    assert CODE["scheduling.sync"] in thread.label
+
+
+def test_no_work_was_held_for_longer_than_it_was_delayed() -> None:
+    scene = Turns()
+    scene.serve_beside(uuids=ONE)
+    gpu = scene.rows["gpu"]
+    for row in gpu:
+        row["queued"] = row["start"] - 2 * MS
+    del scene.rows["api"]
+    model = scene.report().model
+    assert model is not None
+    work = model.graph.work
+    assert work.held.sum() > 0
+    assert (work.held <= work.lag).all()
 
 
 def test_an_unchanged_replay_gives_the_measured_times_back() -> None:
