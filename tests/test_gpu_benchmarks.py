@@ -34,6 +34,7 @@ SCRIPTS = (
     "gaps",
     "generate",
     "injection",
+    "markers",
     "nccl",
     "numa",
     "overhead",

@@ -83,6 +83,19 @@ def test_launches_are_measured_over_the_untraced_and_over_kernels(machine: Machi
     assert "functions 2: 3" in stage["answers"]["floor-activity"]
 
 
+def test_steps_by_markers_agree_with_those_of_launches(machine: Machine) -> None:
+    machine.more["FAKE_CUPTI_LAG"] = "200000000"
+    found = machine.run("markers.py", "--times", "100", results="markers.json")
+    agree, default = found["agree"], found["default"]
+    assert agree["with_a_marker"] == agree["agree"] == default["launched_in_steps"] > 10_000
+    assert (agree["disagree"], agree["as_launched"]) == (0, agree["steps"])
+    assert default["with_a_marker"] == default["launched_in_steps"]
+    assert (default["as_launched"], default["in_other_steps"]) == (default["steps"], 0)
+    assert default["otherwise_by_start"] > default["launched_in_steps"] / 2
+    assert default["calls"] == 0
+    assert found["price"]["two_markers_ns"]["on"] > 0
+
+
 @pytest.mark.slow
 def test_four_workers_are_measured_over_none(machine: Machine) -> None:
     words = ("--stages", "four", "--tracers", "none,trace-kernels,floor-kernels", *QUICK)

@@ -73,8 +73,8 @@ class Program:
     def found(self, lost: frozenset[int] = frozenset()) -> Ints:
         """What the reader makes of it, some markers lost."""
         kept = [row for place, row in enumerate(self.markers) if place not in lost]
-        correlation, start = np.array(self.kernels, np.int64).reshape(-1, 2).T
-        return steps_of(rows_of(kept), correlation, start + 1)
+        pairs: Ints = np.array(self.kernels, np.int64).reshape(-1, 2)
+        return steps_of(rows_of(kept), pairs[:, 0], pairs[:, 1] + 1)
 
 
 def rows_of(markers: Sequence[tuple[int, ...]]) -> Array:

@@ -68,6 +68,7 @@ JOBS = (
     job("default-launching", 25, 90, "injection.py --gpu kernels --families launching"),
     job("four", 80, 150, "overhead.py --stages four --limit 45"),
     job("gaps", 40, 110, "gaps.py --gpu full --limit 90"),
+    job("markers", 40, 110, "markers.py"),
     job("numa", 50, 110, "numa.py"),
     job("attributes", 70, 130, "overhead.py --stages attributes --limit 45"),
     job("spans", 22, 90, "collector.py --stages spans"),

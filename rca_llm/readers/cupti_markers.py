@@ -84,8 +84,9 @@ def _follows(own: Array) -> Mask:
     """
     number = own["sequence"].astype(np.int64)
     before, state = (np.append(column[-1:], column[:-1]) for column in (number, own["state"]))
-    next_one = number == (before + 1) % _SEQUENCES
-    found: Mask = np.where(_first(own), number == 1, next_one | ((number == 1) & (state == 0)))
+    begins = number == 1
+    found: Mask = begins & (_first(own) | (state == 0))
+    found |= ~_first(own) & (number == (before + 1) % _SEQUENCES)
     return found
 
 
