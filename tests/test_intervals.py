@@ -120,3 +120,12 @@ def test_touching(items: list[Interval], others: list[Interval]) -> None:
     for (start, end), hit in zip(items, found, strict=True):
         if end > start:
             assert hit == bool(points & set(range(start, end)))
+
+
+@given(many, many)
+def test_covered_counts_what_lies_in_pieces(items: list[Interval], others: list[Interval]) -> None:
+    start, end = intervals.union(*columns(others))
+    pieces = Pieces(start, end, np.zeros(len(start), np.int64))
+    inside = {time for low, high in others for time in range(low, high)}
+    found = intervals.covered(pieces, *columns(items)).tolist()
+    assert found == [sum(time in inside for time in range(low, high)) for low, high in items]

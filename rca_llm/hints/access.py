@@ -59,7 +59,7 @@ def _during(samples: list[tuple[int, float]], spans: Spans) -> Array:
     end = np.array([t for t, _ in samples], np.int64)
     usual = int(np.median(np.diff(end)))
     pieces = Pieces(*spans, np.zeros(len(spans[0]), np.int64))
-    inside = intervals.sums_in(pieces, end - usual, end, 1)[:, 0]
+    inside = intervals.covered(pieces, end - usual, end)
     values = np.array([value for _, value in samples])
     return values[(inside >= COVERED * usual) & (usual > 0)]
 

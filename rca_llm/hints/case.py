@@ -143,8 +143,9 @@ class Case:
         return Population(self.lives)
 
     def _over_lives(self, wanted: Ints, within: Pieces | None) -> Charge:
-        # Most rules ask for parts that no request has.
-        found = self._population.charged(wanted, within) if self.sums[wanted].any() else []
+        # Most rules ask for parts that no request has, or for a time that never was.
+        some = self.sums[wanted].any() and (within is None or len(within) > 0)
+        found = self._population.charged(wanted, within) if some else []
         return over([(self.lives[n], ns, first, last) for n, ns, first, last in found])
 
     def _over_ranks(self, wanted: Ints, within: Pieces | None) -> Charge:
@@ -176,7 +177,7 @@ class Case:
         pieces = self.job.ranks[number][1].segments.pieces
         rows = np.flatnonzero(among(pieces.label, codes(parts).tolist()))
         mine = Pieces(pieces.start[rows], pieces.end[rows], np.zeros(len(rows), np.int64))
-        return intervals.sums_in(mine, *windows, 1)[:, 0]
+        return intervals.covered(mine, *windows)
 
     def felt(self, parts: Sequence[str], spans: Spans) -> Ints:
         """The time of some parts in each of some spans, on the rank where it is most, ns."""
@@ -384,10 +385,13 @@ def _charged(
     pieces: Pieces, wanted: Ints, within: Pieces | None
 ) -> tuple[int, int | None, int | None]:
     """How much of some pieces has a wanted label, and from when to when."""
+    if within is not None and not len(within):
+        return 0, None, None
     rows = np.flatnonzero(among(pieces.label, wanted.tolist()))
-    lasting = (pieces.end - pieces.start)[rows]
-    if within is not None:
-        lasting = intervals.sums_in(within, pieces.start[rows], pieces.end[rows], 1)[:, 0]
+    if within is None:
+        lasting = pieces.end[rows] - pieces.start[rows]
+    else:
+        lasting = intervals.covered(within, pieces.start[rows], pieces.end[rows])
     rows, lasting = rows[lasting > 0], lasting[lasting > 0]
     if not len(rows):
         return 0, None, None

@@ -99,9 +99,10 @@ class _Sums:
         self._pieces = pieces
         self._mine = among(pieces.label, wanted.tolist())
         self._within = None if within is None else Measure(within)
+        start, end = pieces.start, pieces.end
         lasting = np.zeros(len(pieces), np.int64)
         rows = np.flatnonzero(self._mine)
-        lasting[rows] = self._lasting(pieces.start[rows], pieces.end[rows])
+        lasting[rows] = _common(within, start[rows], end[rows])
         self._before = np.concatenate([[0], np.cumsum(lasting)])
 
     def _lasting(self, start: Ints, end: Ints) -> Ints:
@@ -135,4 +136,4 @@ def _told(life: Life) -> tuple[Ints, Ints, Ints]:
 
 
 def _common(within: Pieces | None, start: Ints, end: Ints) -> Ints:
-    return end - start if within is None else intervals.sums_in(within, start, end, 1)[:, 0]
+    return end - start if within is None else intervals.covered(within, start, end)

@@ -84,10 +84,10 @@ def _stalls(case: Case, life: Life, fewest: float) -> Iterator[_Stall]:
     recording = case.recording_of(life)
     if request.first_token is None or recording is None:
         return
+    if not life.totals[INTERFERENCE]:
+        return
     steps, pieces = recording.steps, life.pieces
     foreign = (pieces.label == INTERFERENCE) & (life.step >= 0)
-    if not foreign.any():
-        return
     only = (steps.prefill_tokens > 0) & (steps.decode_tokens == 0)
     rows = np.flatnonzero(foreign & np.append(only, False)[life.step])
     rows = rows[pieces.start[rows] >= request.first_token]

@@ -11,9 +11,8 @@ from rca_llm import intervals
 from rca_llm.attribute.codes import GRAPH_CAPTURE, GRAPH_LAUNCH, LAUNCH, SYNC
 from rca_llm.attribute.host import launch_counts, main_thread
 from rca_llm.attribute.job import Member
-from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
-from rca_llm.attribute.parts import CLASS_OF, CLASSES, codes
+from rca_llm.attribute.parts import CLASS_OF, CLASSES, PARTS, codes
 from rca_llm.hints import records
 from rca_llm.hints.case import Case, Loss, Spans, jit_calls, launches_of, rank_rows
 from rca_llm.hints.drains import WITHOUT_CALLS
@@ -114,8 +113,9 @@ def _gaps(case: Case, number: int, launches: float) -> _Gaps:
     gaps = intervals.union(idle.start, idle.end)
     lost = int((gaps[1] - gaps[0]).sum())
     on_cpu = _with_states(member, gaps)
-    told = on_cpu if on_cpu is not None else _part_share(idle, LAUNCHING[:2])
-    charged = _part_share(idle, LAUNCHING)
+    spent = idle.sums(len(PARTS))
+    told = on_cpu if on_cpu is not None else _share(spent, LAUNCHING[:2])
+    charged = _share(spent, LAUNCHING)
     return _Gaps(
         Loss(lost, int((windows[1] - windows[0]).sum()), len(steady)),
         (everywhere.start, everywhere.end),
@@ -158,11 +158,9 @@ def _idle(stood: Pieces, windows: Spans, left_out: Ints) -> Pieces:
     return idle.take(np.flatnonzero(whole.label[intervals.at(whole, idle.start)] == 0))
 
 
-def _part_share(pieces: Pieces, parts: Sequence[str]) -> float:
-    """The fraction of some time that is charged to some parts."""
-    lasting = pieces.end - pieces.start
-    mine = among(pieces.label, codes(parts).tolist())
-    return float(lasting[mine].sum() / lasting.sum()) if lasting.sum() else 0.0
+def _share(spent: Ints, parts: Sequence[str]) -> float:
+    """The fraction of some time, by part, that is charged to some parts."""
+    return float(spent[codes(parts)].sum() / spent.sum()) if spent.sum() else 0.0
 
 
 def _with_states(member: Member, spans: Spans) -> float | None:
@@ -437,9 +435,11 @@ def serialised_streams(case: Case) -> Hint | None:
     """
     limits = case.limits("R42")
     for member in case.job.ranks:
-        streams, overlap = _overlap_of_streams(member)
         blocking = _blocking_launches(member)
-        if streams < 2 or overlap >= limits["overlap"] or blocking < limits["blocking"]:
+        if blocking < limits["blocking"]:
+            continue
+        streams, overlap = _overlap_of_streams(member)
+        if streams < 2 or overlap >= limits["overlap"]:
             continue
         return Hint(
             f"{streams} streams never overlap: launches wait for their kernels, as with"

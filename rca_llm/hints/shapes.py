@@ -116,17 +116,19 @@ def _shapes(member: Member) -> list[tuple[Shape, int]]:
     rows = np.flatnonzero((gpu["kind"] == KERNEL) & rank_rows(member, gpu) & known(gpu["start"]))
     if not len(rows):
         return []
-    number = _numbered(gpu.take(rows))
+    number = _numbered(gpu, rows)
     totals = intervals.sum_by(number, (gpu["end"] - gpu["start"])[rows], int(number.max()) + 1)
     order = np.argsort(-totals, kind="stable")[:MOST_SHAPES]
     return [(_shape(member, rows[number == one]), int(totals[one])) for one in order.tolist()]
 
 
-def _numbered(kernels: Table) -> Ints:
+def _numbered(gpu: Table, rows: Ints) -> Ints:
     """A number for every different name, device and launch shape."""
-    number = np.zeros(len(kernels), np.int64)
+    number = np.zeros(len(rows), np.int64)
     for column in ("name", "device", *SHAPE):
-        code = kernels[column].astype(np.int64) + 1
+        code = gpu[column][rows].astype(np.int64) + 1
+        if code.min() == code.max():
+            continue
         number = number * (int(code.max()) + 1) + code
         if int(number.max()) > _MOST:
             number = np.unique(number, return_inverse=True)[1].astype(np.int64)

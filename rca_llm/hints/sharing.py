@@ -43,7 +43,7 @@ def shared_device(case: Case) -> list[Hint]:
     found: list[Hint] = list(_waited(case, limits["waited"]))
     for recording in case.job.recordings:
         gpu = recording.timeline["gpu"]
-        for device in np.unique(gpu["device"]).tolist():
+        for device in intervals.distinct(gpu["device"]).tolist():
             rows = np.flatnonzero(
                 (gpu["kind"] == KERNEL) & (gpu["device"] == device) & known(gpu["start"])
             )
@@ -140,7 +140,7 @@ def _outside(case: Case, recording: Recording) -> Iterator[Hint]:
     """
     least = case.limits("R29")["outside_sm"]
     samples = records.process_samples(recording, "gpu.process_sm")
-    ours = {int(process) for process in np.unique(recording.timeline["gpu"]["process"])}
+    ours = {int(process) for process in intervals.distinct(recording.timeline["gpu"]["process"])}
     own = ours | {int(process) for process in recording.timeline["processes"]["process"]}
     others = {pid: rows for pid, rows in samples.items() if pid not in own}
     if not ours & set(samples) or not others:
@@ -171,7 +171,7 @@ def _contended(
 ) -> Iterator[Hint]:
     """Kernels that last longer while another process has the device too."""
     gpu = recording.timeline["gpu"]
-    processes = [int(process) for process in np.unique(gpu["process"][rows])]
+    processes = [int(process) for process in intervals.distinct(gpu["process"][rows])]
     for process in processes if len(processes) > 1 else []:
         mine, others = (rows[(gpu["process"][rows] == process) == own] for own in (True, False))
         shared = _stretches(gpu["start"][others], gpu["end"][others])

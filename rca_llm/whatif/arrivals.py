@@ -10,7 +10,7 @@ import numpy as np
 from rca_llm import intervals
 from rca_llm.attribute.life import Life
 from rca_llm.attribute.links import among
-from rca_llm.attribute.parts import CODE
+from rca_llm.attribute.parts import CODE, PARTS
 from rca_llm.table import Array, Ints, Mask
 
 Clock = Callable[[Array], Array]
@@ -31,16 +31,17 @@ class Admission:
 
 def admission(life: Life) -> Admission | None:
     """The admission of a request; None where its arrival is not known."""
-    arrival, label = life.request.arrival, life.pieces.label
-    if arrival is None or not len(life.pieces):
+    arrival, pieces = life.request.arrival, life.pieces
+    if arrival is None or not len(pieces):
         return None
-    waiting = among(label, [CODE["scheduling.queue"], CODE["scheduling.tokenize"]])
-    waiting &= intervals.at(life.contended, life.pieces.start) < 0
-    admitted = np.flatnonzero(~waiting)
-    first = int(admitted[0]) if len(admitted) else 0
-    at = int(life.pieces.start[first]) if len(admitted) else arrival
-    before = life.pieces.take(np.arange(first))
-    text = int((before.end - before.start)[before.label == CODE["scheduling.tokenize"]].sum())
+    waiting = among(pieces.label, [CODE["scheduling.queue"], CODE["scheduling.tokenize"]])
+    if len(life.contended):
+        waiting &= intervals.at(life.contended, pieces.start) < 0
+    first = int(np.argmin(waiting))
+    if waiting[first]:  # nothing but waits
+        return Admission(arrival, arrival, 0)
+    at = int(pieces.start[first])
+    text = int(pieces.clip(arrival, at).sums(len(PARTS))[CODE["scheduling.tokenize"]])
     return Admission(at, arrival + text, text)
 
 

@@ -52,7 +52,7 @@ class Change:
         if self._pieces is None:
             return np.ones(len(start))
         begin, stop = start + base, end + base
-        common = intervals.sums_in(self._pieces, begin, stop, 1)[:, 0]
+        common = intervals.covered(self._pieces, begin, stop)
         found = common / np.maximum(end - start, 1)
         instants = np.flatnonzero(end <= start)
         found[instants] = intervals.at(self._pieces, begin[instants]) >= 0

@@ -23,12 +23,11 @@ import numpy as np
 from rca_llm import intervals
 from rca_llm.attribute import host
 from rca_llm.attribute.job import Job, Member
-from rca_llm.attribute.life import Life
 from rca_llm.attribute.parts import CODE
 from rca_llm.intervals import Pieces
 from rca_llm.table import Ints, known
 from rca_llm.whatif import hand_overs
-from rca_llm.whatif.waits import Waits, main_thread
+from rca_llm.whatif.waits import Served, Waits, main_thread
 from rca_llm.whatif.waits import waits as waits_of
 from rca_llm.whatif.work import Work, by_stream, work_of
 
@@ -50,12 +49,12 @@ class Graph:
     special: Ints
 
 
-def graph(job: Job, lives: Sequence[Life]) -> Graph:
+def graph(job: Job, served: Sequence[Served]) -> Graph:
     """The dependencies of a job."""
     work = work_of(job)
     threads = [_thread(member) for member in job.ranks]
     special = np.flatnonzero((work.other >= 0) | (work.group >= 0))
-    waits = waits_of(job, work, threads, lives)
+    waits = waits_of(job, work, threads, served)
     base = min((partition.rank.start for _, partition in job.ranks), default=0)
     threads = [_since(base, own, "start", "end") for own in threads]
     waits = _since(base, waits, "start", "end", "until")

@@ -14,6 +14,7 @@ from rca_llm.attribute.lives import lives_in
 from rca_llm.whatif.arrivals import Turns
 from rca_llm.whatif.graph import Graph, graph
 from rca_llm.whatif.requests import Requests, by_rank
+from rca_llm.whatif.waits import Served, served
 
 if TYPE_CHECKING:
     from rca_llm.report import Report
@@ -27,9 +28,14 @@ class Model:
     lives: Sequence[Life]
 
     @cached_property
+    def served(self) -> list[Served]:
+        """The requests, each with its rank and its admission."""
+        return served(self.job, self.lives)
+
+    @cached_property
     def graph(self) -> Graph:
         """The graph, built when it is first asked for: hints and predictions share it."""
-        return graph(self.job, self.lives)
+        return graph(self.job, self.served)
 
     @cached_property
     def turns(self) -> list[Turns]:
@@ -41,7 +47,7 @@ class Model:
     @cached_property
     def requests(self) -> list[Requests]:
         """The finished requests of every rank; times as in the graph."""
-        return by_rank(self.job, self.lives, self.graph.base)
+        return by_rank(self.job, self.served, self.graph.base)
 
 
 def model(report: Report) -> Model:

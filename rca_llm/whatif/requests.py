@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 
 from rca_llm.attribute.job import Job
-from rca_llm.attribute.life import Life
 from rca_llm.attribute.links import among
 from rca_llm.attribute.parts import CODE, codes
 from rca_llm.intervals import Pieces
 from rca_llm.summary.requests import latency
 from rca_llm.table import UNKNOWN, Array, Ints, Mask, known
-from rca_llm.whatif.arrivals import Turns, admission
+from rca_llm.whatif.arrivals import Turns
 from rca_llm.whatif.change import Change
 from rca_llm.whatif.clock import Clock
 from rca_llm.whatif.settings import DERIVED
-from rca_llm.whatif.waits import rank_of
+from rca_llm.whatif.waits import Served
 
 Row = dict[str, Any]
 
@@ -97,18 +96,17 @@ def _whole(times: Array) -> Ints:
     return np.asarray(np.maximum(np.rint(times), 0), np.int64)
 
 
-def by_rank(job: Job, lives: Sequence[Life], base: int) -> list[Requests]:
+def by_rank(job: Job, served: Sequence[Served], base: int) -> list[Requests]:
     """The finished requests of every rank of a job, with instants after `base`."""
-    places = [rank_of(job, life) for life in lives]
     return [
-        _columns([(n, lives[n]) for n, rank in enumerate(places) if rank == number], base)
+        _columns([(place, one) for place, one in enumerate(served) if one.rank == number], base)
         for number in range(len(job.ranks))
     ]
 
 
-def _columns(lives: Sequence[tuple[int, Life]], base: int) -> Requests:
+def _columns(served: Sequence[tuple[int, Served]], base: int) -> Requests:
     """The columns of those that are finished."""
-    rows = [row for place, life in lives if (row := _row(place, life, base))]
+    rows = [row for place, one in served if (row := _row(place, one, base))]
     table = np.array([row[1:-1] for row in rows], np.int64).reshape(len(rows), 10)
     columns = [np.asarray(table[:, place], np.int64) for place in range(table.shape[1])]
     place, arrival, lasted, last, first, admitted, at, ready, text, alone = columns
@@ -130,9 +128,10 @@ def _joined(tails: Sequence[Pieces], base: int) -> tuple[Pieces, Ints]:
     return Pieces(start, end, label), np.repeat(np.arange(len(tails)), counts)
 
 
-def _row(place: int, life: Life, base: int) -> tuple[Any, ...] | None:
+def _row(place: int, served: Served, base: int) -> tuple[Any, ...] | None:
     """A finished request as its columns; None of any other."""
-    request, lasted, one = life.request, latency(life.request), admission(life)
+    life, one = served.life, served.admission
+    request, lasted = life.request, latency(life.request)
     if request.arrival is None or lasted is None or request.status != "finished":
         return None
     last = request.tokens[-1] if request.tokens else request.finished or request.arrival

@@ -48,7 +48,7 @@ def _held(found: Model, number: int, part: int) -> tuple[int, int]:
         return 0, 0
     start, end = _within(found, own, part)
     does = _does(found.graph, part)
-    return total, total - int((end - start - intervals.sums_in(does, start, end, 1)[:, 0]).sum())
+    return total, total - int((end - start - intervals.covered(does, start, end)).sum())
 
 
 def _within(found: Model, own: Requests, part: int) -> tuple[Ints, Ints]:

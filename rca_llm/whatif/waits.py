@@ -17,7 +17,7 @@ from rca_llm.attribute.parts import CODE
 from rca_llm.intervals import Pieces
 from rca_llm.table import Array, Ints, Mask, known
 from rca_llm.whatif import hand_overs
-from rca_llm.whatif.arrivals import admission
+from rca_llm.whatif.arrivals import Admission, admission
 from rca_llm.whatif.work import NO_OP, Work
 
 
@@ -47,11 +47,25 @@ class Waits:
         return Waits(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-def waits(job: Job, work: Work, threads: Sequence[Pieces], lives: Sequence[Life]) -> Waits:
+@dataclass(frozen=True)
+class Served:
+    """The life of a request with the rank (an index) that it lives in and its admission."""
+
+    life: Life
+    rank: int | None
+    admission: Admission | None
+
+
+def served(job: Job, lives: Sequence[Life]) -> list[Served]:
+    """What a graph and its replays need to know of every request of a job."""
+    return [Served(life, rank_of(job, life), admission(life)) for life in lives]
+
+
+def waits(job: Job, work: Work, threads: Sequence[Pieces], served: Sequence[Served]) -> Waits:
     """All waits by their end; of those that end at one time, synchronisations come first."""
     doing = [own.take(np.flatnonzero(own.label != CODE["scheduling.other"])) for own in threads]
     found = [_NONE, *_synchronisations(job, work), *_step_ends(job, work, doing)]
-    found += _arrivals(job, lives, doing)
+    found += _arrivals(job, served, doing)
     names = (field.name for field in fields(Waits))
     every = Waits(*(np.concatenate([getattr(own, name) for own in found]) for name in names))
     return every.take(np.lexsort([~every.sync, every.end]))
@@ -141,17 +155,16 @@ def _last_done(doing: Pieces, times: Ints) -> Ints:
     return np.where(row >= 0, ended, np.iinfo(np.int64).min)
 
 
-def _arrivals(job: Job, lives: Sequence[Life], doing: Sequence[Pieces]) -> Iterator[Waits]:
+def _arrivals(job: Job, served: Sequence[Served], doing: Sequence[Pieces]) -> Iterator[Waits]:
     """The first work for each request that comes when no other is in the engine.
 
     The engine waits for such a request; others join a batch that goes on without them.
     """
-    served = [(rank_of(job, life), life, admission(life)) for life in lives]
     for number, member in enumerate(job.ranks):
         columns = [
-            (one.at, one.ready, one.text, int(life.pieces.end[-1]))
-            for rank, life, one in served
-            if rank == number and one is not None
+            (came.at, came.ready, came.text, int(one.life.pieces.end[-1]))
+            for one in served
+            if one.rank == number and (came := one.admission) is not None
         ]
         at, ready, text, ends = (np.array([row[n] for row in columns], np.int64) for n in range(4))
         begun = np.searchsorted(np.sort(at), at, "left")
@@ -186,6 +199,8 @@ def rank_of(job: Job, life: Life) -> int | None:
         for number, (recording, _) in enumerate(job.ranks)
         if recording.timeline.strings.find(life.request.id) >= 0
     ]
+    if len(knows) < 2:
+        return next(iter(knows), 0 if job.ranks else None)
     steps = life.step[life.step >= 0][:1]
     runs = [n for n in knows if not len(steps) or np.isin(steps, job.ranks[n][1].steps).all()]
-    return next(iter([*runs, *knows]), 0 if job.ranks else None)
+    return next(iter([*runs, *knows]))

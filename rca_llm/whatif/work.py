@@ -118,7 +118,7 @@ def _held(job: Job, table: Mapping[str, Ints], last: Ints) -> Ints:
             spans = partition.contended.start, partition.contended.end
             waits = Pieces(*spans, np.zeros(len(spans[0]), np.int64))
             rows = np.flatnonzero((table["rank"] == number) & (since > _NEVER) & (since < start))
-            found[rows] = intervals.sums_in(waits, since[rows], start[rows], 1)[:, 0]
+            found[rows] = intervals.covered(waits, since[rows], start[rows])
     return found
 
 
