@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from rca_llm.probes import format as layout
+from rca_llm.table import UNKNOWN
 from rca_llm.trace import KERNEL
 from tests.native.conftest import NATIVE, Traced
 from tests.native.segments import collector_segments, timeline_of
@@ -66,6 +68,35 @@ def test_steps_reach_the_kernels(app: Traced) -> None:
     code = "start(); gpu.push_step(2**40); kernels(2); gpu.pop_step(); gpu.flush(); os._exit(0)"
     _python(app, code, RCA_LLM_EXTERNAL="on")
     assert timeline_of(app.run)["gpu"]["step"].tolist() == [2**40, 2**40]
+
+
+def test_the_worker_of_vllm_marks_what_it_launches_for_a_step(app: Traced) -> None:
+    """By the number that the scheduler left on its output; a batch without one has no step."""
+    code = """
+from rca_llm.probes.engines import patch, vllm_core
+class Worker:
+    def execute_model(self, scheduler_output):
+        kernels(scheduler_output.kernels)
+        if scheduler_output.kernels == 5:
+            raise ValueError
+    def sample_tokens(self, grammar_output):
+        kernels(1)
+module = types.SimpleNamespace(Worker=Worker)
+for target, make in vllm_core.TARGETS["vllm.v1.worker.gpu_worker"].items():
+    patch.wrap(module, target, make)
+start()
+worker = Worker()
+def step(count, **number):
+    try:
+        worker.execute_model(types.SimpleNamespace(kernels=count, **number))
+        worker.sample_tokens(None)
+    except ValueError:
+        kernels(1)
+step(2, _rca_llm_step=7); step(5, _rca_llm_step=8); step(4); step(3, _rca_llm_step=9)
+"""
+    _python(app, code, RCA_LLM_GPU="kernels", FAKE_CUPTI_LAG="300000000")
+    steps = timeline_of(app.run)["gpu"]["step"].tolist()
+    assert Counter(steps) == {7: 3, 8: 5, UNKNOWN: 6, 9: 4}
 
 
 def test_without_a_collector_nothing_happens(app: Traced) -> None:
