@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+from time import perf_counter_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
 PROFILER_MODULE = "torch.autograd.profiler"
 """The module whose `profile` class every Python profiler of PyTorch goes through."""
 
+LOOK_NS = 1_000_000_000
+"""How long after a look in vain steps look for the collector again."""
+
 _RTLD_NOLOAD = 4
 _library: Any = None
+_next_look = 0
 
 
 def library() -> Any:
@@ -54,16 +59,31 @@ def flush() -> None:
         found.rca_llm_gpu_flush()
 
 
+def _at_hand() -> Any:
+    """The collector, looked for seldom: an engine without one has as many steps as any other."""
+    global _next_look
+    if _library is not None:
+        return _library
+    now = perf_counter_ns()
+    if now < _next_look:
+        return None
+    _next_look = now + LOOK_NS
+    return library()
+
+
 def push_step(step: int) -> None:
-    """Mark CUDA calls of this thread as those of an engine step (with RCA_LLM_EXTERNAL=on)."""
-    found = library()
+    """Mark what this thread launches from here on as the work of an engine step.
+
+    Steps may nest. Nothing where the collector does not mark steps.
+    """
+    found = _at_hand()
     if found is not None:
         found.rca_llm_gpu_push_step(step)
 
 
 def pop_step() -> None:
     """End what `push_step` began."""
-    found = library()
+    found = _at_hand()
     if found is not None:
         found.rca_llm_gpu_pop_step()
 

@@ -91,6 +91,18 @@ def test_without_calls_a_kernel_belongs_to_the_step_in_which_it_was_queued() -> 
     assert _ids(recording, found.step_of) == [1, 1, 2, 2]
 
 
+def test_what_a_record_says_of_its_step_is_preferred_to_when_it_was_queued_and_began() -> None:
+    """As markers tell it, where no call is recorded and the engine schedules ahead."""
+    builder = Builder()
+    builder.step(1, 0, 60, A="decode")
+    builder.step(2, 10, 90, B="decode")
+    builder.kernel("gemm", 44, 50, step=1, queued=12)
+    builder.kernel("gemm", 50, 80, step=2, queued=5)
+    builder.kernel("gemm", 80, 85, queued=5)
+    recording, found = _work(builder)
+    assert _ids(recording, found.step_of) == [1, 2, 1]
+
+
 def test_numbers_that_occur_twice_mean_the_engine_that_runs() -> None:
     """An engine that was started anew counts from 1 again."""
     builder = Builder()

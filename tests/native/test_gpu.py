@@ -105,6 +105,17 @@ def test_without_a_collector_nothing_happens(app: Traced) -> None:
     assert _python(app, code, CUDA_INJECTION64_PATH="/no/such/file.so") == "False None\n"
 
 
+def test_steps_without_a_collector_look_for_it_seldom(app: Traced) -> None:
+    code = """
+gpu.library = lambda: print("looked")
+for step in range(1000):
+    gpu.push_step(step); gpu.pop_step()
+gpu.LOOK_NS = gpu._next_look = 0
+gpu.push_step(1); gpu.pop_step()
+"""
+    assert _python(app, code) == "looked\n" * 3
+
+
 def test_other_classes_are_left_alone() -> None:
     from types import SimpleNamespace
 
