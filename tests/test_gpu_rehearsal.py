@@ -93,6 +93,9 @@ def test_steps_by_markers_agree_with_those_of_launches(machine: Machine) -> None
     assert (default["as_launched"], default["in_other_steps"]) == (default["steps"], 0)
     assert default["otherwise_by_start"] > default["launched_in_steps"] / 2
     assert default["calls"] == 0
+    paused = found["paused"]
+    assert paused["with_a_marker"] == paused["kernels"] == default["launched_in_steps"]
+    assert paused["as_launched"] == paused["steps"]
     assert found["price"]["two_markers_ns"]["on"] > 0
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from rca_llm.readers.cupti_markers import steps_of
+from rca_llm.readers.cupti_markers import repeated, steps_of
 from rca_llm.readers.cupti_rows import ROW_MARKER, ROWS
 from rca_llm.table import UNKNOWN, Array, Ints
 
@@ -171,6 +171,14 @@ def test_work_without_a_time_or_an_id_has_no_step() -> None:
     assert steps_of(rows, ids, start).tolist() == [5, UNKNOWN, UNKNOWN]
     assert steps_of(rows[:0], ids, start).tolist() == [UNKNOWN] * 3
     assert steps_of(rows, ids[:0], start[:0]).tolist() == []
+
+
+def test_nodes_that_come_again_with_one_id_have_not_that_of_their_launch() -> None:
+    """As those of a graph that was captured while nobody recorded may have that of its capture."""
+    ids = np.array([5, 5, 6, 6, 9, 6, 6, 7, 8, 8, 8, 8])
+    nodes = np.array([1, 2, 1, 2, UNKNOWN, 1, 2, 1, 1, 2, 1, 2])
+    assert repeated(ids, nodes).tolist() == [id in (6, 8) and id != 9 for id in ids.tolist()]
+    assert repeated(ids, np.full(12, UNKNOWN)).tolist() == [False] * 12
 
 
 def test_without_a_marker_the_first_of_a_thread_says_whether_others_were_lost() -> None:

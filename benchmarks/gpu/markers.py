@@ -6,14 +6,16 @@
 `RCA_LLM_STEPS=on`): of every kernel the step by markers against the step whose span its launch is
 in. `default` runs it in the mode `kernels`: the kernels of every step against those that the
 program launched, and how many of them their start alone would give to another. `price` runs it in
-turns with markers and without: a step's two markers, a launch and a replay. Results go to
-`markers.json`.
+turns with markers and without: a step's two markers, a launch and a replay. `paused` is `default`
+where recording begins after the graph was captured; `calls`, only when asked for, is `default` with
+other calls of the driver for markers. Results go to `markers.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -21,12 +23,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from collector import Session, build, facts_of, read
+from collector import NATIVE, Session, build, facts_of, read
 from generate import compared
 from stages import folders, run_stages
 
 WORK = Path(__file__).with_name("markers_work.py")
-ROUNDS = 3
+ROUNDS = 2
 
 
 def work(session: Session, name: str, *words: str, **env: str) -> tuple[Path, dict[str, Any]]:
@@ -34,6 +36,8 @@ def work(session: Session, name: str, *words: str, **env: str) -> tuple[Path, di
     told = session.work / f"{name}.json"
     told.unlink(missing_ok=True)
     run, traced = session.traced(name, **env)
+    if "--paused" in words:
+        (run / "control").write_bytes(bytes(4096))
     command = [sys.executable, str(WORK), "--told", str(told), *words]
     done = session.run(command, traced, 60)
     if done["status"] != 0:
@@ -78,7 +82,30 @@ def agree(session: Session) -> None:
 
 def default(session: Session) -> None:
     """Without calls: markers against what the program launched, and the start alone against it."""
-    run, told = work(session, "default", "--times", "0", RCA_LLM_GPU="kernels")
+    session.keep("default", without_calls(session, "default"))
+
+
+def paused(session: Session) -> None:
+    """The same where recording begins after the graph was captured."""
+    session.keep("paused", without_calls(session, "paused", "--paused"))
+
+
+def calls(session: Session) -> None:
+    """The same with other calls of the driver as markers, and what two of those cost."""
+    for call in CALLS:
+        cc = [os.environ.get("CC", "cc"), "-std=c11", "-O2", "-D_GNU_SOURCE", "-fPIC", "-shared"]
+        sources = [str(path) for path in NATIVE.glob("*.c") if not path.name.startswith("_")]
+        named = ["-fvisibility=hidden", f'-DMARKER_CALL="{call}"', "-o", str(session.collector)]
+        session.run([*cc, *sources, *named, "-Wl,-z,nodelete", "-pthread", "-ldl"], {})
+        found = without_calls(session, call)
+        words = ("--steps", "10", "--times", str(session.arguments.times))
+        _, told = work(session, call, *words, RCA_LLM_GPU="kernels")
+        session.keep(call, found | {"two_markers_ns": told["two_markers_ns"]})
+
+
+def without_calls(session: Session, name: str, *words: str) -> dict[str, Any]:
+    """Steps by markers against what was launched, and by the start alone against markers."""
+    run, told = work(session, name, "--times", "0", *words, RCA_LLM_GPU="kernels")
     timeline = read(run)
     gpu = timeline["gpu"]
     stated, kernel = np.array(gpu["step"]), np.array(gpu["kind"]) == 0
@@ -95,7 +122,7 @@ def default(session: Session) -> None:
         "calls": len(timeline["api"]),
         "facts": facts_of(run),
     }
-    session.keep("default", found)
+    return found
 
 
 def price(session: Session) -> None:
@@ -114,16 +141,25 @@ def price(session: Session) -> None:
     session.keep("price", found)
 
 
-STAGES = {"build": build, "agree": agree, "default": default, "price": price}
-LIMITS = {"build": 60, "agree": 40, "default": 40, "price": 90}
+STAGES = {
+    "build": build,
+    "agree": agree,
+    "default": default,
+    "paused": paused,
+    "price": price,
+    "calls": calls,
+}
+ASKED = "build,agree,default,paused,price"
+LIMITS = {"build": 60, "agree": 40, "default": 40, "paused": 40, "price": 90}
 """Seconds."""
+CALLS = ("cuDeviceGetCount", "cuCtxGetCurrent", "cuCtxGetDevice")
 
 
 def main() -> None:
     """Run the stages that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--stages", default=ASKED)
     parser.add_argument("--times", type=int, default=20000, help="launches in a timed block")
     arguments = parser.parse_args()
     arguments.dry_run = False

@@ -44,7 +44,7 @@ def marked(number: int, launch: Callable[[], Any]) -> None:
 def ahead(x: Any, graph: Any, steps: int) -> dict[int, int]:
     """Steps of different length, all launched while the device is busy; the kernels of each."""
     counts: dict[int, int] = {}
-    long = torch.ones(8192, 8192, device="cuda")
+    long = torch.ones(4096, 4096, device="cuda")
     for number in range(1, steps + 1):
         eager, replays = 3 + number % 11, number % 3
 
@@ -79,21 +79,33 @@ def nothing_in_a_step() -> None:
     gpu.pop_step()
 
 
+def open_gate() -> None:
+    """Let recording begin, and wait until the collector has noticed."""
+    with Path(os.environ["RCA_LLM_RUN"], "control").open("r+b") as file:
+        file.write(b"\1")
+    time.sleep(0.5)
+
+
 def main() -> None:
     """Warm up, run the steps, then the timed blocks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--told", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--times", type=int, default=20000)
+    parser.add_argument("--paused", action="store_true", help="recording begins after the capture")
     arguments = parser.parse_args()
     recorder.start(os.environ["RCA_LLM_RUN"])
     x = torch.ones(256, device="cuda")
     x.add_(1)
     torch.cuda.synchronize()
+    gpu.push_step(1_000_001)  # of the capture: no kernel of the steps may be taken for its work
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(NODES):
             x.mul_(1)
+    gpu.pop_step()
+    if arguments.paused:
+        open_gate()
     told: dict[str, Any] = {"collecting": gpu.collecting()}
     told["kernels"] = ahead(x, graph, arguments.steps)
     if arguments.times:

@@ -11,7 +11,10 @@ enum { STATE_SHIFT = 61, WITHIN_SHIFT = 60, SEQUENCE_SHIFT = STEP_BITS };
 #define STEP_MASK (((uint64_t)1 << STEP_BITS) - 1)
 
 /* It needs no context and no initialised driver, writes one number, and programs hardly call it. */
-static const char CALL[] = "cuDriverGetVersion";
+#ifndef MARKER_CALL
+#define MARKER_CALL "cuDriverGetVersion"
+#endif
+static const char CALL[] = MARKER_CALL;
 
 typedef struct Own {
     uint64_t steps[MOST_NESTED];
@@ -20,7 +23,7 @@ typedef struct Own {
 } Own;
 
 static const Cupti *cupti;
-static int (*call)(int *);
+static int (*call)(uint64_t *);
 static uint32_t cbid;
 static atomic_bool found, on, used;
 static atomic_uint inside; /* threads that are in a step */
@@ -68,13 +71,13 @@ uint32_t markers_cbid(void)
 
 static void make(Marker marker)
 {
-    int version;
+    uint64_t answer = 0;
     uint64_t id = IS_MARKER | (uint64_t)marker.state << STATE_SHIFT |
                   (uint64_t)marker.within << WITHIN_SHIFT |
                   (uint64_t)marker.sequence << SEQUENCE_SHIFT | marker.step;
     if (cupti->ActivityPushExternalCorrelationId(CUPTI_EXTERNAL_CUSTOM2, id) != CUPTI_OK)
         return;
-    call(&version);
+    call(&answer);
     cupti->ActivityPopExternalCorrelationId(CUPTI_EXTERNAL_CUSTOM2, NULL);
 }
 

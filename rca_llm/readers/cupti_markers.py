@@ -44,6 +44,25 @@ def steps_of(markers: Array, correlation: Ints, start: Ints) -> Ints:
     return found
 
 
+def repeated(correlation: Ints, node: Ints) -> Mask:
+    """Nodes of graphs whose id cannot be that of their launch: a launch runs a node once.
+
+    Looked at where one id follows another in the order of the records, and so in every replay.
+    """
+    found = np.zeros(len(node), bool)
+    rows = np.flatnonzero(known(node))
+    if not len(rows):
+        return found
+    ids, nodes = correlation[rows], node[rows]
+    heads = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
+    of_run = np.repeat(heads, np.diff(np.append(heads, len(rows))))
+    again = (nodes == nodes[of_run]) & (np.arange(len(rows)) != of_run)
+    order = heads[np.lexsort([nodes[heads], ids[heads]])]
+    same = (ids[order][1:] == ids[order][:-1]) & (nodes[order][1:] == nodes[order][:-1])
+    found[rows] = np.isin(ids, np.append(ids[again], ids[order][1:][same]))
+    return found
+
+
 def _unwrapped(when: Ints, ids: Ints) -> Ints:
     """Ids of 32 bits as numbers that go on where those begin anew."""
     order = np.argsort(when, kind="stable")

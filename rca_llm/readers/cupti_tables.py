@@ -144,7 +144,10 @@ def _graphs(timeline: Timeline, rows: Array) -> Table:
 def _steps(table: Table, rows: Rows) -> Ints:
     """The step of device work: that of the external id of its launch, else by markers around it."""
     correlation, external = table["correlation"], rows.of(ROW_EXTERNAL)
-    steps = cupti_markers.steps_of(rows.of(ROW_MARKER), correlation, table["start"])
+    markers = rows.of(ROW_MARKER)
+    steps = cupti_markers.steps_of(markers, correlation, table["start"])
+    if len(markers) and "graph_node" in table:
+        steps[cupti_markers.repeated(correlation, table["graph_node"])] = UNKNOWN
     row = first_rows(external["correlation"].astype(np.int64), correlation)
     steps[row >= 0] = external["id"][row[row >= 0]].astype(np.int64)
     return steps
