@@ -3,7 +3,7 @@
     python markers_work.py --told told.json
 
 Each step launches a number of tiny kernels of its own, some of them by replaying a graph, behind
-one long product, and no step waits for its kernels: when the host is at its last step the device
+one long kernel, and no step waits for its kernels: when the host is at its last step the device
 works on an early one. The JSON file gets the kernels of every step, and times: of a marked step
 that launches nothing, of one launch, of one replay.
 """
@@ -44,12 +44,12 @@ def marked(number: int, launch: Callable[[], Any]) -> None:
 def ahead(x: Any, graph: Any, steps: int) -> dict[int, int]:
     """Steps of different length, all launched while the device is busy; the kernels of each."""
     counts: dict[int, int] = {}
-    long = torch.ones(4096, 4096, device="cuda")
+    long = torch.ones(1 << 29, device="cuda")  # over which one kernel takes about a ms
     for number in range(1, steps + 1):
         eager, replays = 3 + number % 11, number % 3
 
         def launch(eager: int = eager, replays: int = replays) -> None:
-            torch.matmul(long, long)
+            long.add_(1)
             for _ in range(eager):
                 x.add_(1)
             for _ in range(replays):
