@@ -244,6 +244,7 @@ static void ask(enum Request what)
 static void at_exit(void)
 {
     struct timespec until;
+    markers_end(); /* the driver may be gone before the last step ends */
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += EXIT_WAIT_S;
     if (!is_ours() || pthread_mutex_timedlock(&lock, &until) != 0)

@@ -347,7 +347,7 @@ def test_steps_that_changed_in_a_pause_are_not_taken_for_those_before(
 
     said = app.run / "said"
     with app.start(
-        "init", "step:1", "kernels:2", "status", "sleep:700", "nostep", "step:2", "status",
+        "init", "step:1", "kernels:2", "flush", "status", "sleep:700", "nostep", "step:2", "status",
         "sleep:700", "kernels:4", "nostep", "step:3", "kernels:8", "flush",
         RCA_LLM_GPU="kernels", RCA_LLM_PAUSE=pause, output=said,
     ) as process:  # fmt: skip
@@ -387,6 +387,22 @@ def test_every_kernel_of_steps_in_turn_is_told_its_step(app: Traced) -> None:
     """One thread after another, each with markers of its own, across buffers."""
     app("init", *["stepping:1:300"] * 4, **LATE, RCA_LLM_BUFFER_BYTES="65536")
     assert marked(app.run) == dict.fromkeys(range(1, 301), 8)
+
+
+def test_no_kernel_gets_another_step_while_threads_and_pauses_come_and_go(app: Traced) -> None:
+    """Nodes tell the truth, which markers may not know."""
+    turns = ["stepping:3:300", "stepping:1:300", "sleep:60"] * 10
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(app, "init", *turns, RCA_LLM_GPU="kernels")
+        while not running.done():
+            for is_open in (False, True):
+                Run(app.run).set_gate(is_open)
+                time.sleep(0.1)
+    assert running.result().returncode == 0
+    gpu = timeline_of(app.run)["gpu"]
+    told = gpu["step"] != UNKNOWN
+    assert told.any()
+    assert gpu["step"][told].tolist() == gpu["graph_node"][told].tolist()
 
 
 def test_dropped_and_missing_times_are_counted(app: Traced) -> None:
