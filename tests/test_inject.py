@@ -130,6 +130,14 @@ def test_a_hint_says_what_a_cause_costs_whose_parts_are_those_of_any_host() -> N
     assert judged({"hints": [], "requests": [said]}, truth).said is None
 
 
+def test_without_requests_a_saving_is_held_against_the_latency_and_not_the_window() -> None:
+    truth: dict[str, Any] = {"cause": "gemm_shape", "magnitude": 8, "seed": 0, "hints": ["R25"]}
+    truth |= {"parts": [], "share": 0.5, "injected_ns": 50, "latency_ns": 100, "requests": []}
+    own: dict[str, Any] = {"id": "R25", "share": 0.6, "confidence": "medium", "saving_ns": 48}
+    own["evidence"] = {"of_ns": 160}  # the device rests between the requests
+    assert judged({"hints": [own], "requests": []}, truth).said == 0.48
+
+
 def test_verdicts_and_figures() -> None:
     truth: dict[str, Any] = {"cause": "gc", "magnitude": 1, "seed": 0, "hints": ["R08"]}
     truth |= {"parts": ["scheduling.gc"], "share": 0.5, "injected_ns": 5}

@@ -76,7 +76,8 @@ def _said(summary: Summary, truth: dict[str, Any], own: dict[str, Any] | None) -
     if CAUSES[truth["cause"]].charged:
         return None if own is None else own["share"]
     if not truth["parts"]:
-        return None if own is None else _cost(own)
+        total = None if summary["requests"] else truth["latency_ns"]
+        return None if own is None else _cost(own, total)
     wanted = {row["id"] for row in truth["requests"]}
     rows = [row for row in summary["requests"] if row["id"] in wanted]
     total = sum(row["latency_ns"] or 0 for row in rows)
@@ -84,13 +85,14 @@ def _said(summary: Summary, truth: dict[str, Any], own: dict[str, Any] | None) -
     return spent / total if total else None
 
 
-def _cost(own: dict[str, Any]) -> float | None:
+def _cost(own: dict[str, Any], latency: int | None) -> float | None:
     """The share of the time that a hint says its cause costs: what would be saved without it.
 
     What it is charged with where nobody can say: a kernel that uses the device badly is charged
-    whole, and would take some of its time in any case.
+    whole, and would take some of its time in any case. `latency` is that of the requests, ns, where
+    a trace tells of none: its report has shares of the window then, in which the device also rests.
     """
-    saving, total = own["saving_ns"], own["evidence"]["of_ns"]
+    saving, total = own["saving_ns"], latency or own["evidence"]["of_ns"]
     share: float | None = own["share"]
     return saving / total if saving is not None and total else share
 
