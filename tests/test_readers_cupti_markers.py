@@ -13,7 +13,7 @@ from rca_llm.readers.cupti_markers import repeated, steps_of
 from rca_llm.readers.cupti_rows import ROW_MARKER, ROWS
 from rca_llm.table import UNKNOWN, Array, Ints
 
-OUTSIDE, STEP, _, RESET = range(4)
+OUTSIDE, STEP, NOT_KNOWN, RESET = range(4)
 
 
 @dataclass
@@ -160,9 +160,18 @@ def test_after_a_pause_a_step_is_known_again_from_the_marker_of_those_who_were_i
 
 
 def test_a_thread_with_the_number_of_one_that_ended_is_known_from_its_first_marker() -> None:
-    rows = [(1, 5, 1, 7, 1, STEP, 0), (3, 0, 3, 7, 2, OUTSIDE, 1), (5, 6, 5, 7, 1, STEP, 0)]
+    rows = [(1, 5, 1, 7, 1, STEP, 0), (3, 0, 3, 7, 2, OUTSIDE, 1), (7, 6, 7, 7, 1, STEP, 0)]
+    other = [(5, 9, 5, 8, 1, STEP, 0)]
+    ids = np.array([2, 4, 6, 8])
+    # Until then the number is that of the thread that ended, which was in no step.
+    assert steps_of(rows_of(rows + other), ids, ids).tolist() == [5, UNKNOWN, 9, UNKNOWN]
+    assert steps_of(rows_of(rows), ids, ids).tolist() == [5, UNKNOWN, UNKNOWN, 6]
+
+
+def test_a_step_that_is_not_known_leaves_that_of_another_thread_unknown_too() -> None:
+    rows = [(1, 9, 1, 8, 1, STEP, 0), (3, 0, 3, 7, 1, NOT_KNOWN, 0), (5, 0, 5, 7, 2, OUTSIDE, 1)]
     ids = np.array([2, 4, 6])
-    assert steps_of(rows_of(rows), ids, ids).tolist() == [5, UNKNOWN, 6]
+    assert steps_of(rows_of(rows), ids, ids).tolist() == [9, UNKNOWN, 9]
 
 
 def test_work_without_a_time_or_an_id_has_no_step() -> None:
