@@ -566,7 +566,8 @@ def test_a_closed_gate_lets_cupti_rest(app: Traced, mode: str, pause: str, left_
 
     gate(b"\0")
     said = app.run / "said"
-    activity = ("init", "device", "kernels:10", "enabled:10", "sleep:1500", "kernels:20")
+    # Flushed, so that the collector has seen the gate closed before it opens.
+    activity = ("init", "flush", "device", "kernels:10", "enabled:10", "sleep:1500", "kernels:20")
     with app.start(
         *activity, "enabled:10", "sleep:2000", "kernels:40", "enabled:10",
         RCA_LLM_GPU=mode, RCA_LLM_PAUSE=pause, output=said,
