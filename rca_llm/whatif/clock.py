@@ -65,6 +65,9 @@ class Clock:
 
     def shifted(self, times: Array, scaled: Floats) -> Floats:
         """The new times of instants whose scaled ones are known."""
+        if len(times) and times.min() >= self.last:
+            # Mostly so: a replay asks for what was launched since a wait.
+            return np.asarray(scaled + self.shift, np.float64)
         return np.asarray(scaled + self._shifts[self._last_move(times)], np.float64)
 
     def _last_move(self, times: Array) -> Ints:
