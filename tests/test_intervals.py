@@ -123,6 +123,15 @@ def test_touching(items: list[Interval], others: list[Interval]) -> None:
 
 
 @given(many, many)
+def test_meeting_takes_the_pieces_that_intervals_touch(
+    items: list[Interval], others: list[Interval]
+) -> None:
+    pieces, spans = intervals.earliest_wins(*columns(items)), intervals.union(*columns(others))
+    hit = intervals.touching(pieces.start, pieces.end, spans)
+    assert painted(intervals.meeting(pieces, spans)) == painted(pieces.take(np.flatnonzero(hit)))
+
+
+@given(many, many)
 def test_covered_counts_what_lies_in_pieces(items: list[Interval], others: list[Interval]) -> None:
     start, end = intervals.union(*columns(others))
     pieces = Pieces(start, end, np.zeros(len(start), np.int64))

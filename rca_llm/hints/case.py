@@ -256,9 +256,7 @@ class Case:
             start, end = recording.steps.start[steps], partition.step_end[steps]
             until = np.where(self.followed(number), np.append(start[1:], end[-1:]), end)
             windows = intervals.union(start[steady], np.maximum(until, end)[steady])
-            pieces = partition.segments.pieces
-            inside = intervals.touching(pieces.start, pieces.end, windows)
-            pieces = pieces.take(np.flatnonzero(inside))
+            pieces = intervals.meeting(partition.segments.pieces, windows)
             found.append((pieces, pieces.sums(len(PARTS))))
         return found
 

@@ -150,7 +150,7 @@ def _stood_still(member: Member) -> Pieces:
 
 def _idle(stood: Pieces, windows: Spans, left_out: Ints) -> Pieces:
     """When devices stood still within some windows, but for times that begin at instants."""
-    idle = stood.take(np.flatnonzero(intervals.touching(stood.start, stood.end, windows)))
+    idle = intervals.meeting(stood, windows)
     if not len(left_out):
         return idle
     start, end = intervals.union(idle.start, idle.end)
