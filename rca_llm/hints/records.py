@@ -302,7 +302,10 @@ def state_share(case: Case, found: Sequence[Span], *states: str) -> float | None
 
 def median(values: Array) -> float | None:
     """The middle of some values, None of none."""
-    return float(np.median(values)) if len(values) else None
+    # `np.median` parts the values, which takes long where few differ, as in steps that repeat.
+    ordered = np.sort(values)
+    middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
+    return float(np.mean(middle)) if len(ordered) else None
 
 
 def first_and_last_work(recording: Recording, step_of: Ints) -> tuple[Ints, Ints]:
