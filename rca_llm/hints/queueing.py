@@ -41,11 +41,10 @@ def queue_dominated(case: Case) -> Hint | None:
     """
     limits = case.limits("R01")
     judged = [life for life in case.lives if records.ttft(life)]
-    waited = [
-        life
-        for life in judged
-        if _queued(life) >= limits["queue_share"] * (records.ttft(life) or 0)
-    ]
+    queues = [(life, _queued(life)) for life in judged]
+    share = limits["queue_share"]
+    queues = [(life, ns) for life, ns in queues if ns >= share * (records.ttft(life) or 0)]
+    waited = [life for life, _ in queues]
     if not waited or len(waited) < limits["request_share"] * len(judged):
         return None
     spans = _queue_spans(waited)
@@ -53,9 +52,9 @@ def queue_dominated(case: Case) -> Hint | None:
     alone = None if gap is not None else _uncovered(spans, _service(case))
     if max(gap or 0.0, alone or 0.0) >= limits["step_gap"]:
         return None
-    queued, ttft = sum(map(_queued, waited)), sum(records.ttft(life) or 0 for life in waited)
+    queued, ttft = sum(ns for _, ns in queues), sum(records.ttft(life) or 0 for life in waited)
     charge = replace(
-        over([(life, _queued(life), *_ends(spans)) for life in waited]),
+        over([(life, ns, *_ends(spans)) for life, ns in queues]),
         total=ttft,
         population=f"the time to first token of {len(waited)} of {len(judged)} requests",
     )
