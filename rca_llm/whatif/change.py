@@ -41,7 +41,7 @@ class Change:
         Times of the pieces are counted from `base`.
         """
         scale = self.scale
-        found = pieces.take(np.flatnonzero(scale[pieces.label] != 1))
+        found = pieces.take(np.flatnonzero((scale != 1)[pieces.label]))
         if self.within is not None:
             start, end = self.within
             found = intervals.within(found, (start - base, end - base))
