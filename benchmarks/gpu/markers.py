@@ -99,13 +99,14 @@ def calls(session: Session) -> None:
         session.run([*cc, *sources, *named, "-Wl,-z,nodelete", "-pthread", "-ldl"], {})
         found = without_calls(session, call)
         words = ("--steps", "10", "--times", str(session.arguments.times))
-        _, told = work(session, call, *words, RCA_LLM_GPU="kernels")
+        _, told = work(session, call, *words, RCA_LLM_GPU="kernels", RCA_LLM_STEPS="on")
         session.keep(call, found | {"two_markers_ns": told["two_markers_ns"]})
 
 
 def without_calls(session: Session, name: str, *words: str) -> dict[str, Any]:
     """Steps by markers against what was launched, and by the start alone against markers."""
-    run, told = work(session, name, "--times", "0", *words, RCA_LLM_GPU="kernels")
+    env = {"RCA_LLM_GPU": "kernels", "RCA_LLM_STEPS": "on"}
+    run, told = work(session, name, "--times", "0", *words, **env)
     timeline = read(run)
     gpu = timeline["gpu"]
     stated, kernel = np.array(gpu["step"]), np.array(gpu["kind"]) == 0

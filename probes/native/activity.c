@@ -152,7 +152,6 @@ static void enable_api(Cupti *cupti, const Options *options, ActivityState *stat
             cupti, options->gpu, CUPTI_DOMAIN_DRIVER, cupti->ActivityEnableDriverApi);
 }
 
-/* Before kernels are recorded, so that none of them has an id before that of its marker. */
 static void enable_markers(Cupti *cupti, const Options *options)
 {
     if (!options->steps || !markers_find(cupti) ||
@@ -194,10 +193,20 @@ static void enable_graph_level(Cupti *cupti, const Options *options, ActivitySta
                   cupti->ActivityEnable(CUPTI_KIND_GRAPH_TRACE));
 }
 
+void activity_follow_steps(Cupti *cupti, const Options *options)
+{
+    if (markers_wanted())
+        enable_markers(cupti, options);
+}
+
+/* Steps before kernels, so that none of these has an id before that of its marker. */
 void activity_enable(Cupti *cupti, const Options *options, ActivityState *state)
 {
     state->selected_functions = 0;
-    enable_markers(cupti, options);
+    if (options->steps_at_once)
+        enable_markers(cupti, options);
+    else
+        activity_follow_steps(cupti, options);
     state->collecting = state->recording = enable_kinds(cupti, options, state);
 }
 

@@ -22,6 +22,9 @@ void activity_start(Cupti *cupti, const Options *options, ActivityState *state, 
 /* Enables the kinds of `options`. */
 void activity_enable(Cupti *cupti, const Options *options, ActivityState *state);
 
+/* Has steps marked from now on, where a thread has begun one. */
+void activity_follow_steps(Cupti *cupti, const Options *options);
+
 /* Switches every kind off that may be on. Graph replays in one piece stay on: switching them where
  * graphs exist is not safe. */
 void activity_stop(Cupti *cupti, ActivityState *state);

@@ -194,6 +194,8 @@ static void tick(unsigned count)
 {
     follow_gate();
     buffers_refill();
+    if (activity.collecting && activity.recording)
+        activity_follow_steps(&cupti, &options);
     if (activity.collecting && (count % FLUSH_TICKS == 0 || buffers_pressing()))
         collect(CUPTI_FLUSH_COMPLETED);
     watch_queued();

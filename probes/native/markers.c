@@ -64,6 +64,11 @@ bool markers_find(const Cupti *with)
     return true;
 }
 
+bool markers_wanted(void)
+{
+    return atomic_load(&used) && !atomic_load(&on);
+}
+
 uint32_t markers_cbid(void)
 {
     return cbid;

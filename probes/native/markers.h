@@ -28,6 +28,9 @@ bool markers_find(const Cupti *cupti);
 /* The id of the call among the driver's functions; 0 before it was found. */
 uint32_t markers_cbid(void);
 
+/* Whether a thread has begun a step, and no markers are made. */
+bool markers_wanted(void);
+
 /* Markers are made between these, in any thread; the call must be recorded by then. */
 void markers_begin(void);
 void markers_end(void);

@@ -34,6 +34,7 @@ void options_read(Options *self)
         .queued = is("RCA_LLM_QUEUED", "on"),
         .queued_most = number("RCA_LLM_QUEUED_MOST", 10000000),
         .steps = is("RCA_LLM_STEPS", "on"),
+        .steps_at_once = is("RCA_LLM_STEPS", "on"),
         .rests = !is("RCA_LLM_PAUSE", "gate"),
         .buffer_bytes = number("RCA_LLM_BUFFER_BYTES", 2u << 20),
         .segment_bytes = number("RCA_LLM_SEGMENT_BYTES", 256u << 20),

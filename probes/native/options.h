@@ -16,6 +16,7 @@ typedef struct Options {
     bool queued; /* ask CUPTI when each kernel was queued: for short runs, it keeps memory for each */
     uint64_t queued_most; /* kernels after which recording ends then */
     bool steps; /* mark where steps begin and end, by a call of the driver that is recorded */
+    bool steps_at_once; /* ready for that before the first one */
     bool rests; /* a closed gate switches CUPTI's kinds off, where that is safe */
     bool runtime_api, driver_api; /* calls worth recording of each, in the last two modes */
     size_t buffer_bytes;

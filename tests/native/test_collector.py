@@ -250,7 +250,7 @@ def test_steps_mark_the_work_of_their_calls(app: Traced) -> None:
     assert sorted(steps) == [UNKNOWN, UNKNOWN, 42, 42, 42]
 
 
-LATE = {"RCA_LLM_GPU": "kernels", "FAKE_CUPTI_LAG": "300000000"}
+LATE = {"RCA_LLM_GPU": "kernels", "FAKE_CUPTI_LAG": "300000000", "RCA_LLM_STEPS": "on"}
 """Calls are not recorded, and kernels start so much later that their start tells nothing."""
 
 
@@ -274,9 +274,16 @@ def test_markers_tell_the_step_where_calls_are_not_recorded(app: Traced) -> None
 
 
 def test_markers_can_be_switched_off_and_are_not_made_beside_calls(app: Traced) -> None:
-    app("init", "step:7", "kernels:3", "nostep", **LATE, RCA_LLM_STEPS="off")
+    app("init", "step:7", "kernels:3", "nostep", **LATE | {"RCA_LLM_STEPS": "off"})
     assert marked(app.run) == {UNKNOWN: 3}
     assert info(app.run, "gpu.steps") == [(0, None)]
+
+
+def test_markers_begin_with_the_first_step_that_is_marked(app: Traced) -> None:
+    """Programs without steps are asked for nothing; the collector looks every 50 ms."""
+    steps = ("step:1", "kernels:2", "nostep", "sleep:300", "step:2", "kernels:3", "nostep")
+    app("init", "kernels:4", *steps, **{name: LATE[name] for name in LATE if "STEPS" not in name})
+    assert marked(app.run) == {UNKNOWN: 6, 2: 3}
 
 
 @pytest.mark.parametrize("by", ["RCA_LLM_STEPS", "RCA_LLM_EXTERNAL"])
@@ -331,7 +338,7 @@ def test_markers_end_with_a_session_of_another_client_and_begin_anew(app: Traced
     away = ("release", "displace", "nostep", "step:2", "kernels:1", "reclaim")
     app(
         "init", "step:1", "kernels:2", *away, "kernels:4", "nostep", "kernels:8", "step:3",
-        "kernels:16", "flush", RCA_LLM_GPU="kernels",
+        "kernels:16", "flush", RCA_LLM_GPU="kernels", RCA_LLM_STEPS="on",
     )  # fmt: skip
     # What step it is after it is known from the thread's next marker on.
     assert marked(app.run) == {1: 2, UNKNOWN: 12, 3: 16}
@@ -349,7 +356,7 @@ def test_steps_that_changed_in_a_pause_are_not_taken_for_those_before(
     with app.start(
         "init", "step:1", "kernels:2", "flush", "status", "sleep:700", "nostep", "step:2", "status",
         "sleep:700", "kernels:4", "nostep", "step:3", "kernels:8", "flush",
-        RCA_LLM_GPU="kernels", RCA_LLM_PAUSE=pause, output=said,
+        RCA_LLM_GPU="kernels", RCA_LLM_STEPS="on", RCA_LLM_PAUSE=pause, output=said,
     ) as process:  # fmt: skip
         gate(False, 2)
         gate(True, 4)
