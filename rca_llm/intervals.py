@@ -35,6 +35,8 @@ class Pieces:
 
     def clip(self, start: int, end: int) -> Pieces:
         """What lies within [start, end)."""
+        if not len(self):
+            return self
         first = int(np.searchsorted(self.end, start, "right"))
         last = max(int(np.searchsorted(self.start, end, "left")), first)
         starts = np.maximum(self.start[first:last], start)
@@ -55,7 +57,9 @@ def sum_by(label: Array, weight: Array, labels: int) -> Ints:
     """Exact integer sums of `weight` for every label; negative labels are left out."""
     sums = np.zeros(labels, np.int64)
     seen = label >= 0
-    np.add.at(sums, label[seen], weight[seen])
+    if not seen.all():
+        label, weight = label[seen], weight[seen]
+    np.add.at(sums, label, weight)
     return sums
 
 
