@@ -94,7 +94,8 @@ def step(count, **number):
         kernels(1)
 step(2, _rca_llm_step=7); step(5, _rca_llm_step=8); step(4); step(3, _rca_llm_step=9)
 """
-    _python(app, code, RCA_LLM_GPU="kernels", FAKE_CUPTI_LAG="300000000")
+    late = {"RCA_LLM_GPU": "kernels", "FAKE_CUPTI_LAG": "300000000"}
+    _python(app, code, **late, RCA_LLM_STEPS="on")
     steps = timeline_of(app.run)["gpu"]["step"].tolist()
     assert Counter(steps) == {7: 3, 8: 5, UNKNOWN: 6, 9: 4}
 
