@@ -270,6 +270,8 @@ SWITCHED_OFF = "recording was switched off for a while"
 DEVICE_OFF = "of the device, launched while recording was switched off"
 CALLS_OFF = "of CUDA calls, made while recording was switched off"
 """What it says of records that were made all the same."""
+HOST_RECORDS, DEVICE_RECORDS = "records of the host", "records of a device"
+"""How it begins where a recorder of ours had no room: what cannot have been of the other."""
 BY_INTENT = (SWITCHED_OFF, DEVICE_OFF, CALLS_OFF)
 
 

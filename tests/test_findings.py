@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rca_llm.attribute.codes import SPAN_PART
 from rca_llm.exporters import html, verdict
 from rca_llm.exporters import page as pages
 from rca_llm.readers import load
+from rca_llm.readers.run_requests import Requests
 from rca_llm.report import Report
+from rca_llm.trace import Input, Timeline
 from tests.timelines import findings
 from tests.traced import trace_code
 
@@ -51,6 +55,80 @@ def test_records_of_one_id_that_contradict_each_other_are_told(tmp_path: Path) -
     assert "'dup'" in told["detail"]
     [row] = [row for row in report.summary["requests"] if row["id"] == "dup"]
     assert (row["start_ns"], row["latency_ns"], row["prompt_tokens"]) == (700, 200, 7)
+
+
+@pytest.mark.parametrize(
+    ("times", "words", "ttft"),
+    [
+        ({"first_token": 90}, "a first token", None),
+        ({"first_token": 9}, "a first token", None),
+        ({"scheduled": 9, "first_token": 20}, "a scheduling", 10),
+        ({"first_token": 20, "token_times": [20, 50, 90]}, "times of tokens", 10),
+        ({"first_token": 20, "token_times": [20, 50, 40]}, "times of tokens that go back", 10),
+    ],
+)
+def test_times_that_contradict_each_other_are_told_and_not_used(
+    tmp_path: Path, times: dict[str, Any], words: str, ttft: int | None
+) -> None:
+    report = reported(tmp_path, request(HOSTILE, 10, 80) | times, request("a", 0, 80))
+    [told] = findings(report.summary, "contradicting_requests")
+    assert told["detail"].startswith(words)
+    assert r"'\x1b[31m\u202eneg'" in told["detail"]
+    assert told["count"] == 1
+    [row] = [row for row in report.summary["requests"] if row["id"] == HOSTILE]
+    assert (row["latency_ns"], row["ttft_ns"]) == (70, ttft)
+    assert set(row["itl_ns"].values()) == {None}
+
+
+def test_times_in_order_are_believed(tmp_path: Path) -> None:
+    told = {"scheduled": 10, "first_token": 20, "token_times": [20, 20, 80]}
+    report = reported(tmp_path, request("a", 10, 80) | told)
+    [row] = report.summary["requests"]
+    assert not report.summary["quality"]
+    assert (row["ttft_ns"], row["itl_ns"]["max"]) == (10, 60)
+
+
+def test_a_time_that_no_clock_shows_is_unknown(tmp_path: Path) -> None:
+    report = reported(tmp_path, request("never", 10, 2**63 - 1), request("a", 10, 80))
+    [told] = findings(report.summary, "repaired")
+    assert (told["count"], told["where"]) == (1, "requests.finished")
+    assert report.summary["latency"]["count"] == 1
+    assert report.summary["latency"]["p99"] == 70
+
+
+def test_an_id_that_a_live_program_gives_again_is_named(tmp_path: Path) -> None:
+    code = """
+from rca_llm import request
+import threading, time
+for _ in range(2):
+    with request("again"): pass
+    time.sleep(0.001)
+with request("once"):
+    with request("once"): pass
+    thread = threading.Thread(target=request("once").__enter__().__exit__, args=(None,) * 3)
+    thread.start(); thread.join()
+for id in ("told", "next"):
+    r = request(id)
+    r.arrival(); r.finish()
+r = request("told"); r.arrival(); r.finish()
+"""
+    [told] = findings(
+        load(trace_code(tmp_path, code).run.path).attribute().summary, "contradicting_requests"
+    )
+    assert told["count"] == 2
+    assert "'again'" in told["detail"]
+
+
+def test_a_request_that_another_thread_takes_over_is_one() -> None:
+    requests = Requests()
+    for start, end, thread in ((0, 10, 1), (20, 30, 2), (40, 50, 1)):
+        requests.scope("a", (start, end), (7, thread), failed=False)
+    timeline = Timeline(Input("x", "run"))
+    requests.note(timeline)
+    assert not timeline.findings
+    requests.scope("a", (60, 70), (7, 1), failed=False)
+    requests.note(timeline)
+    assert [found.code for found in timeline.findings] == ["contradicting_requests"]
 
 
 def test_records_that_complete_each_other_are_no_finding(tmp_path: Path) -> None:

@@ -53,7 +53,33 @@ def requests_of(timeline: Timeline) -> list[Request]:
         request = _recorded(timeline, row, tokens, marks)
         earlier = found.get(request.id)
         found[request.id] = request if earlier is None else _merged(earlier, request)
-    return list(found.values())
+    return [believed(request) for request in found.values()]
+
+
+def believed(request: Request) -> Request:
+    """A request without the times that its arrival and its end contradict.
+
+    Of these a time to first token, or between tokens, would be made up. One that ends before it
+    arrives has no life that its times could lie outside of.
+    """
+    begin, end = request.arrival, request.finished
+    if begin is not None and end is not None and end < begin:
+        return request
+    times = (request.scheduled, request.first_token, *request.tokens[:1], *request.tokens[-1:])
+    if all(_lies_in(time, begin, end) for time in times):
+        return request
+    tokens = request.tokens
+    return replace(
+        request,
+        scheduled=request.scheduled if _lies_in(request.scheduled, begin, end) else None,
+        first_token=request.first_token if _lies_in(request.first_token, begin, end) else None,
+        tokens=tokens if all(_lies_in(time, begin, end) for time in tokens) else (),
+    )
+
+
+def _lies_in(time: int | None, begin: int | None, end: int | None) -> bool:
+    """Whether a time, if known, is neither before the one nor after the other, if known."""
+    return time is None or ((begin is None or time >= begin) and (end is None or time <= end))
 
 
 def _merged(one: Request, other: Request) -> Request:

@@ -172,6 +172,7 @@ class Builder:
         records = list(self._requests.values())
         for id, record in self._requests.items():
             record["status"] = _status(record, id in self._aborted)
+        self._leave_out_backward([*self._requests.items()])
         self._rows("requests", records)
         tokens = [
             {"request": record["id"], "t": t}
@@ -179,6 +180,19 @@ class Builder:
             for t in as_list(record.get("token_times"))
         ]
         self._rows("tokens", tokens)
+
+    def _leave_out_backward(self, requests: Sequence[tuple[str, Record]]) -> None:
+        """Leave out times of tokens that go backwards: which of them are true nobody knows."""
+        wrong = [id for id, record in requests if _goes_back(as_list(record.get("token_times")))]
+        for id in wrong:
+            del self._requests[id]["token_times"]
+        self.timeline.note(
+            "contradicting_requests",
+            len(wrong),
+            "requests",
+            f"times of tokens that go backwards, as of {quoted(next(iter(wrong), ''))}; left out,"
+            " and what is between tokens is not known",
+        )
 
     def _note_contradicted(self) -> None:
         """Tell of ids that several requests seem to have: only the last one of each is left."""
@@ -245,6 +259,13 @@ def _anchors(value: Any) -> Iterable[tuple[int, int]]:
     for pair in map(as_list, pairs if pairs and isinstance(pairs[0], list) else [value]):
         if len(pair) == 2 and all(type(time) is int for time in pair):
             yield pair[0], pair[1]
+
+
+def _goes_back(times: list[Any]) -> bool:
+    """Whether a later one of some times, where those are numbers, is smaller."""
+    if not set(map(type, times)) <= {int, float}:
+        times = [time for time in times if type(time) in (int, float)]
+    return times != sorted(times)
 
 
 def _status(record: Record, aborted: bool) -> str | None:

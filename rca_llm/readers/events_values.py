@@ -14,6 +14,9 @@ from rca_llm.trace import Timeline
 
 _SMALL = np.iinfo(np.int32)
 _WRONG = "values of a wrong type; taken as unknown"
+_IMPOSSIBLE = "times 146 years or more after the clock's zero; taken as unknown"
+_LATEST_NS = 2**62
+"""No clock shows it, monotonic or UTC, before 2116: what is later stands for something else."""
 _ROUNDED = "numbers with a fraction where whole ones belong; rounded"
 
 
@@ -44,7 +47,15 @@ class Values:
         if kind == "small":
             fits = (found >= _SMALL.min) & (found <= _SMALL.max)
             return np.where(fits, found, -1).astype(np.int32)
-        return found
+        return self._possible(found, where) if kind == "time" else found
+
+    def _possible(self, times: Array, where: str) -> Array:
+        """Times with those that no clock shows as unknown."""
+        late = times >= _LATEST_NS
+        if not late.any():
+            return times
+        self._mended[where, _IMPOSSIBLE] += int(late.sum())
+        return np.where(late, UNKNOWN, times)
 
     def ints(self, values: Sequence[Any], where: str) -> Array:
         """Whole numbers as int64."""

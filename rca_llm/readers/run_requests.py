@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rca_llm.table import NO_TEXT, UNKNOWN, Strings, Table
-from rca_llm.trace import REQUESTS, TOKENS
+from rca_llm.table import NEVER, NO_TEXT, UNKNOWN, Strings, Table
+from rca_llm.trace import REQUESTS, TOKENS, Timeline, quoted
 
 _FIRST = ("client_submit", "arrival", "scheduled", "first_token")
 _COUNTS = ("prompt_tokens", "output_tokens")
@@ -29,6 +30,11 @@ class Request:
     closed: int = UNKNOWN
     open_scopes: int = 0
     failed: bool = False
+    scopes: array[int] = field(default_factory=lambda: array("q"))
+    """Start, end, process and thread of each scope that was left, one after another."""
+    last_arrival: int = UNKNOWN
+    first_end: int = NEVER
+    """The first event that says it ended."""
 
 
 class Requests:
@@ -54,8 +60,11 @@ class Requests:
             found.token_count += count
         if name in ("finished", "aborted"):
             found.finished = max(found.finished, time)
+            found.first_end = min(found.first_end, time)
             found.status = "aborted" if "aborted" in (name, found.status) else name
         elif name in _FIRST:
+            if name == "arrival":
+                found.last_arrival = max(found.last_arrival, time)
             found.times[name] = min(found.times.get(name, time), time)
 
     def scope(
@@ -67,8 +76,22 @@ class Requests:
             found.opened, found.home = start, home
         if end is None:
             found.open_scopes += 1
-        elif end >= found.closed:
+            return
+        found.scopes.extend((start, end, *home))
+        if end >= found.closed:
             found.closed, found.failed = end, failed
+
+    def note(self, timeline: Timeline) -> None:
+        """Tell of ids that several requests seem to have, one after another."""
+        again = [name for name, found in self.by_id.items() if _is_reused(found)]
+        timeline.note(
+            "contradicting_requests",
+            len(again),
+            "requests",
+            f"ids that came again after they had ended, as {quoted(next(iter(again), ''))}; each is"
+            " taken as one request from the first arrival to the last end: if they are several,"
+            " give each an id of its own",
+        )
 
     def tables(self, strings: Strings) -> tuple[Table, Table]:
         """The `requests` and `tokens` rows."""
@@ -81,6 +104,30 @@ class Requests:
         tokens = Table(TOKENS, {"request": strings.codes(ids), "t": times})
         return Table(REQUESTS, columns), tokens
 
+
+def _is_reused(found: Request) -> bool:
+    """Whether a request seems to be several: it arrived again after it had ended.
+
+    Without events that tell, whether its scopes are entered one after another by one thread, with
+    a time between in which no scope is open. Where another thread goes on, it was handed over.
+    """
+    if found.last_arrival != UNKNOWN or found.first_end != NEVER:
+        return found.last_arrival > found.first_end
+    told = found.scopes
+    if len(told) <= _SCOPE or found.open_scopes:
+        return False
+    scopes = sorted(zip(*(told[place::_SCOPE] for place in range(_SCOPE)), strict=True))
+    _, reach, *last = scopes[0]
+    for start, end, *home in scopes[1:]:
+        if start > reach and home == last:
+            return True
+        if end >= reach:
+            reach, last = end, home
+    return False
+
+
+_SCOPE = 4
+"""Numbers of one scope in `Request.scopes`."""
 
 Value = int | str | None
 

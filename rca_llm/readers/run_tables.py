@@ -17,7 +17,7 @@ from rca_llm.readers.run_looks import Watched
 from rca_llm.readers.run_requests import Requests
 from rca_llm.readers.segments import Codes, Segment, coded, or_unknown, pauses
 from rca_llm.table import NO_TEXT, UNKNOWN, Array, Ints, Mask, Table
-from rca_llm.trace import MARKS, RANGES, SAMPLES, Timeline
+from rca_llm.trace import DEVICE_RECORDS, HOST_RECORDS, MARKS, RANGES, SAMPLES, Timeline
 
 _REQUEST_KIND = "request"
 _STATE_EVENTS = ("queued", "scheduled", "preempted", "resumed", "aborted")
@@ -63,7 +63,7 @@ class _Reading:
             "dropped_records",
             int(segment.header["dropped"]),
             f"process {segment.pid}",
-            _why_dropped(int(segment.header["stop_errno"])),
+            _why_dropped(int(segment.header["writer"]), int(segment.header["stop_errno"])),
         )
 
     def finish(self) -> None:
@@ -71,6 +71,7 @@ class _Reading:
         requests, tokens = self.requests.tables(self.strings)
         self.timeline.add("requests", requests)
         self.timeline.add("tokens", tokens)
+        self.requests.note(self.timeline)
         self.watched.add_to(self.timeline)
 
     def _recorded(self, segment: Segment, kind: int) -> Ints:
@@ -237,8 +238,9 @@ def _value(segment: Segment, place: int) -> float:
     return float(value)
 
 
-def _why_dropped(number: int) -> str:
-    """What is said of records that were not written, by the error number that a segment holds."""
+def _why_dropped(writer: int, number: int) -> str:
+    """What is said of records that a writer did not write, by the error number in a segment."""
+    what = DEVICE_RECORDS if writer == layout.WRITER_NATIVE else HOST_RECORDS
     if not number:
-        return "records were not written, recording went on"
-    return f"recording ended: {os.strerror(number)}"
+        return f"{what} were not written, recording went on"
+    return f"{what} were not written: recording ended: {os.strerror(number)}"

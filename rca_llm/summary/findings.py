@@ -13,7 +13,7 @@ from rca_llm.attribute.job import Member
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording, unrecorded_graphs
 from rca_llm.summary import host
-from rca_llm.table import Ints, Mask, known
+from rca_llm.table import NEVER, NO_TEXT, Ints, Mask, known
 from rca_llm.trace import GRAPH, KERNEL, PARTIAL, Finding, Timeline, merge_findings, quoted
 
 FEW_KERNELS = 10
@@ -110,6 +110,41 @@ def _of_requests(timeline: Timeline) -> Iterator[Finding]:
     if early.any():
         detail = f"finished before they arrived, as {_first_id(timeline, early)}: latency not known"
         yield Finding("ends_before_arrival", int(early.sum()), "requests", detail)
+    yield from _of_contradictions(timeline, early)
+
+
+def _of_contradictions(timeline: Timeline, early: Mask) -> Iterator[Finding]:
+    """Requests with times before their arrival or after their end, those that have a life."""
+    table = timeline["requests"]
+    low = np.where(known(table["arrival"]) & ~early, table["arrival"], -NEVER)
+    high = np.where(known(table["finished"]) & ~early, table["finished"], NEVER)
+    for column, words in _TIMES_WITHIN.items():
+        times = table[column]
+        wrong = known(times) & ((times < low) | (times > high))
+        yield from _contradicted(timeline, wrong, words)
+    tokens = timeline["tokens"]
+    order = np.argsort(table["id"], kind="stable")
+    place = np.searchsorted(table["id"][order], tokens["request"], "right") - 1
+    row = np.append(order, -1)[place]
+    of = (row >= 0) & (tokens["request"] >= 0)
+    of &= np.append(table["id"], NO_TEXT)[row] == tokens["request"]
+    outside = (tokens["t"] < np.append(low, 0)[row]) | (tokens["t"] > np.append(high, 0)[row])
+    wrong = np.zeros(len(table), bool)
+    wrong[row[of & outside]] = True
+    yield from _contradicted(timeline, wrong, "times of tokens")
+
+
+_TIMES_WITHIN = {"scheduled": "a scheduling", "first_token": "a first token"}
+"""Times that lie between arrival and end, and what a finding calls them."""
+
+
+def _contradicted(timeline: Timeline, wrong: Mask, words: str) -> Iterator[Finding]:
+    if wrong.any():
+        detail = (
+            f"{words} before their arrival or after their end, as of {_first_id(timeline, wrong)};"
+            " not believed, and what would be told by it is not known"
+        )
+        yield Finding("contradicting_requests", int(wrong.sum()), "requests", detail)
 
 
 def _arrived(timeline: Timeline) -> Ints:
