@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rca_llm.readers.run_calls import DOMAIN
 from rca_llm.trace import Device, Trace
 from tests.timelines import PROCESS, THREAD, Builder
 
@@ -84,6 +85,10 @@ class Scene(Builder):
         """What a thread did for a while."""
         where = {"process": PROCESS, "thread": thread}
         self.row("states", state=state, start=start, end=end, **where)
+
+    def call(self, name: str, start: int, end: int, kind: str = "network", **more: Any) -> None:
+        """A system call that the interposer recorded."""
+        self.span(kind, start, end, name=name, domain=DOMAIN, **more)
 
     def sample(self, metric: str, t: int, value: float, **where: Any) -> None:
         """One value of a metric."""

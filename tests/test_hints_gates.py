@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rca_llm.trace import BY_INTENT
+from rca_llm.trace import BY_INTENT, DEVICE_RECORDS, HOST_RECORDS
 from tests.scenes import GEMM, MS, US, Scene, hint, ids, job
 
 PERIOD = 10 * MS
@@ -175,6 +175,30 @@ def test_a_loss_is_told_in_the_recorders_own_units() -> None:
     found = hint(scene.summary(), "G2")
     assert found["confidence"] == "high"
     assert "not recorded: 4,096 × bytes: writer held up;" in found["title"]
+
+
+def test_lost_records_of_the_host_are_no_lost_work_of_a_device() -> None:
+    scene = Scene()
+    scene.row("requests", id="A", arrival=0, finished=10 * MS)
+    why = f"{HOST_RECORDS} were not written: recording ended: File too large"
+    scene.timeline.note("dropped_records", 9, "process 7", why)
+    found = hint(scene.summary(), "G2")
+    assert found["title"] == (
+        "9 records of the host were lost, of process 7 (recording ended: File too large); time"
+        " there that nothing explains may be work whose record was lost"
+    )
+    assert found["evidence"]["dropped_host_records"] == 9
+
+
+def test_records_of_both_are_told_apart() -> None:
+    scene = Scene()
+    scene.step(0, 0, PERIOD, R="decode")
+    for what, process in ((HOST_RECORDS, 7), (HOST_RECORDS, 8), (DEVICE_RECORDS, 7)):
+        told = f"{what} were not written, recording went on"
+        scene.timeline.note("dropped_records", 1, f"process {process}", told)
+    title = hint(scene.summary(), "G2")["title"]
+    assert title.startswith("GPU work was not recorded: 1 × records of a device were not written")
+    assert ". 2 records of the host were lost, of 2 processes; " in title
 
 
 def test_the_cost_of_tracing_is_told_in_units_that_suit() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from rca_llm.table import UNKNOWN
 from tests.scenes import MS, US, S, Scene, hint, ids, spread
 from tests.timelines import THREAD
 
@@ -154,6 +157,48 @@ def test_detokenising_after_the_last_token() -> None:
     found = hint(scene.summary(), "R11")
     assert found["saving_ns"] == 80 * MS
     assert "after its tokens" in found["title"]
+    assert found["evidence"]["after_first_token_ns"] == 270 * MS
+    assert found["evidence"]["share"] == pytest.approx(80 / 270)
+
+
+def told_by_spans(first_token: int | None, **spans: tuple[int, int]) -> dict[str, Any]:
+    """A request of 100 ms without an engine, of which spans tell."""
+    scene = Scene()
+    first = UNKNOWN if first_token is None else first_token
+    times = {"arrival": 0, "finished": 100 * MS, "first_token": first}
+    scene.row("requests", id="R", status="finished", **times)
+    for kind, (start, end) in spans.items():
+        scene.span(kind, start, end, request="R")
+    return scene.summary()
+
+
+def test_detokenising_before_the_first_token_is_of_the_whole_request() -> None:
+    first = 100 * MS - 100 * US  # stamped when the text left
+    found = hint(told_by_spans(first, compute=(0, 70 * MS), detokenize=(70 * MS, 100 * MS)), "R11")
+    assert found["title"] == "Detokenising takes 30 ms per request, 30 % of the latency"
+    assert found["evidence"]["share"] == pytest.approx(0.3)
+    summary = told_by_spans(first, compute=(0, 85 * MS), detokenize=(85 * MS, 100 * MS))
+    assert "R11" not in ids(summary)
+
+
+def test_detokenising_that_costs_next_to_nothing_is_no_hint() -> None:
+    after = 100 * MS - 400 * US
+    summary = told_by_spans(after, compute=(0, after), detokenize=(after, 100 * MS))
+    assert "R11" not in ids(summary)  # all of the time after the first token, 0.4 % of the latency
+
+
+@pytest.mark.parametrize(("length", "fires"), [(25 * MS, True), (15 * MS, False)])
+def test_tokenising_where_no_first_token_is_known(length: int, fires: bool) -> None:
+    summary = told_by_spans(None, tokenize=(0, length), compute=(length, 100 * MS))
+    assert ("R11" in ids(summary)) == fires
+    if fires:
+        title = "Tokenising takes 25 ms of 100 ms per request"
+        assert hint(summary, "R11")["title"] == title
+
+
+def test_tokenising_after_the_first_token_is_not_of_the_time_before_it() -> None:
+    summary = told_by_spans(10 * MS, compute=(0, 90 * MS), tokenize=(90 * MS, 100 * MS))
+    assert "R11" not in ids(summary)
 
 
 def synchronising(scene: Scene, blocked: int, *, tiny: bool = True) -> None:

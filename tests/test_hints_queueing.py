@@ -253,11 +253,54 @@ def test_a_client_that_reads_slowly(length: int, fires: bool) -> None:
     scene = Scene()
     scene.serve()
     scene.rows["requests"][0]["finished"] = 200 * MS + length
-    scene.span("network", 200 * MS, 200 * MS + length, name="socket.send", request="R", thread=9)
+    scene.span("network", 200 * MS, 200 * MS + length, name="answer.write", request="R", thread=9)
+    scene.call("send", 200 * MS, 200 * MS + length, thread=9)
     scene.state("blocked", 200 * MS, 200 * MS + length, thread=9)
     summary = scene.summary()
     assert ("R50" in ids(summary)) == fires
     assert "R30" not in ids(summary)
+    if fires:
+        found = hint(summary, "R50")
+        assert (found["confidence"], found["saving_ns"]) == ("high", length)
+        assert found["title"].startswith("Socket writes block")
+
+
+def test_writes_are_charged_what_requests_lose_by_them_and_no_more() -> None:
+    """The spans hold work too, and sends under which the engine still computed for the request."""
+    scene = Scene()
+    scene.serve()
+    scene.rows["requests"][0]["finished"] = 300 * MS
+    scene.span("network", 100 * MS, 290 * MS, name="send", request="R", thread=9)
+    for begin in (100, 240):
+        scene.call("sendmsg", begin * MS, (begin + 40) * MS, thread=9)
+    scene.call("recv", 285 * MS, 289 * MS, thread=9)
+    summary = scene.summary()
+    found = hint(summary, "R50")
+    lost = summary["requests"][0]["parts"]["io.network"]
+    assert found["evidence"]["writes"] == 2
+    assert found["saving_ns"] == found["evidence"]["write_ns"] == 40 * MS <= lost
+
+
+def test_a_span_alone_says_no_more_than_it_is_called() -> None:
+    scene = Scene()
+    scene.serve()
+    scene.rows["requests"][0]["finished"] = 250 * MS
+    scene.span("network", 200 * MS, 250 * MS, name="send", request="R", thread=9)
+    scene.call("send", 200 * MS, 250 * MS, thread=8)  # of another thread
+    found = hint(scene.summary(), "R50")
+    assert found["confidence"] == "low"
+    assert found["title"] == (
+        "Possible: Spans of the network (send) take 50 ms after the first token; no socket write"
+        " that blocked was recorded in them"
+    )
+
+
+def test_a_wait_for_a_socket_of_asyncio_is_a_recorded_write() -> None:
+    scene = Scene()
+    scene.serve()
+    scene.rows["requests"][0]["finished"] = 250 * MS
+    scene.span("network", 200 * MS, 250 * MS, name="drain", request="R", thread=9)
+    assert hint(scene.summary(), "R50")["confidence"] == "medium"
 
 
 def test_a_front_end_whose_thread_is_busy() -> None:

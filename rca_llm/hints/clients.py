@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +12,9 @@ from rca_llm.attribute.life import Life
 from rca_llm.hints import records
 from rca_llm.hints.case import Case
 from rca_llm.hints.model import Charge, Hint, Stage, rule
-from rca_llm.hints.wording import percent, plural, time
+from rca_llm.hints.records import NO_SPANS, Span
+from rca_llm.hints.wording import name, percent, plural, time
+from rca_llm.readers import run_calls
 from rca_llm.summary.stats import percentile
 
 
@@ -129,21 +132,66 @@ def busy_front_end(case: Case) -> Hint | None:
 def slow_client(case: Case) -> Hint | None:
     """Socket writes block because the client reads slowly.
 
-    Symptom: writes take `share` of the time after the first token, and their thread is not on the
-    CPU meanwhile. Source: proposal. Disproof: writes that return at once.
+    Symptom: in network spans of requests, recorded calls that write to sockets, or waits for one to
+    take more (`drain`), are charged `share` of the time after the first token, and their thread is
+    not on the CPU meanwhile. Where only the spans tell of writing, low confidence: what they waited
+    for is not known. Source: proposal. Disproof: writes that return at once.
     """
     limits = case.limits("R50")
-    found = [one for one in records.network_spans(case) if _WRITES.search(one.name)]
-    charge = records.own_spans_charge(case, found, after_first=True)
+    spans = [one for one in records.network_spans(case) if _WRITES.search(one.name)]
+    blocked = [*_blocked(spans)]
+    found = blocked or spans
+    charge = records.own_spans_charge(case, found, ("io.network",), after_first=True)
     on_cpu = records.state_share(case, found, "running")
-    if not charge.total or charge.ns < limits["share"] * charge.total:
+    if not charge.ns or charge.ns < limits["share"] * charge.total:
         return None
     if on_cpu is not None and on_cpu > limits["on_cpu"]:
         return None
     return Hint(
-        f"Socket writes block for {charge.told}: the client of"
-        f" {plural(len(charge.requests), 'request')} reads slowly",
-        "medium" if on_cpu is None else "high",
+        (_blocking if blocked else _told_by_spans)(found, charge),
+        "low" if not blocked else "medium" if on_cpu is None else "high",
         charge,
         {"write_ns": charge.ns, "writes": len(found), "on_cpu_share": on_cpu},
     )
+
+
+def _blocking(_: Sequence[Span], charge: Charge) -> str:
+    whose = plural(len(charge.requests), "request")
+    return f"Socket writes block for {charge.told}: the client of {whose} reads slowly"
+
+
+def _told_by_spans(spans: Sequence[Span], charge: Charge) -> str:
+    named = ", ".join(sorted({name(one.name) for one in spans})[:3])
+    return (
+        f"Spans of the network ({named}) take {charge.told} after the first token; no socket write"
+        " that blocked was recorded in them"
+    )
+
+
+_SENDING = re.compile(r"send|write|splice", re.I)
+"""System calls that write to sockets."""
+
+
+def _blocked(spans: Sequence[Span]) -> Iterator[Span]:
+    """The recorded writes to sockets within some spans, and waits for a socket to take more."""
+    calls = {id(one.recording): one.recording for one in spans}
+    writes = {
+        key: run_calls.spans(recording.timeline, "network", _SENDING)
+        for key, recording in calls.items()
+    }
+    for span in spans:
+        if span.name == _DRAIN:
+            yield span
+            continue
+        whose = span.process, span.thread
+        start, end = writes[id(span.recording)].get(whose, NO_SPANS)
+        within = slice(
+            int(np.searchsorted(end, span.start, "right")),
+            int(np.searchsorted(start, span.end, "left")),
+        )
+        for begun, ended in zip(start[within].tolist(), end[within].tolist(), strict=True):
+            yield replace(span, start=max(begun, span.start), end=min(ended, span.end))
+
+
+_DRAIN = "drain"
+"""What our probe of asyncio's streams calls a wait for a socket (`probes/engines/streams.py`)."""

@@ -22,7 +22,7 @@ from rca_llm.hints.wording import name, percent, plural, readable, time
 from rca_llm.intervals import Pieces
 from rca_llm.summary.findings import CUT_INPUT, PARTIAL_INPUT
 from rca_llm.table import NO_TEXT, Ints, Mask, known
-from rca_llm.trace import BY_INTENT, KERNEL
+from rca_llm.trace import BY_INTENT, HOST_RECORDS, KERNEL
 
 
 def _findings(case: Case, *codes: str) -> list[dict[str, Any]]:
@@ -107,14 +107,15 @@ def _busy_without_kernels(case: Case) -> int | None:
     disproof="as many kernels as launches, and as many graph nodes in every replay",
 )
 def records_lost(case: Case) -> Hint | None:
-    """Device work was not recorded, or its records are missing.
+    """Work was not recorded, or its records are missing: that of devices, or of the host alone.
 
     Symptom: an input that ends early; dropped records; over `launch_share` launches without a
     kernel; graph replays with less than `graph_share` of their median kernels, or under `covered`
     of all replays complete.
     Source: threads A24-A26, A36-A41, B62. Effect: no hint reads idle time; where records were
     dropped but launches and replays are complete, such hints are less sure. Where an input ends
-    early, ranks are not compared either.
+    early, ranks are not compared either. Where only records of the host were lost, what devices did
+    is complete, and time that nothing explains may be work whose record was lost.
     """
     limits = case.limits("G2")
     told = [row for row in _findings(case, "dropped_records") if _is_loss(row)]
@@ -134,9 +135,12 @@ def records_lost(case: Case) -> Hint | None:
         return None
     seen = bool(cut or lost or thin or uncovered)
     certain = seen or not all("might" in row["detail"] for row in told)
-    words = _loss_in_words(told, bare if lost else 0, launches, thin + empty, replays)
+    host = [row for row in told if row["detail"].startswith(HOST_RECORDS)]
+    device = [row for row in told if row not in host]
+    words = _loss_in_words(device, bare if lost else 0, launches, thin + empty, replays)
+    titles = (_loss_title(cut, words, certain=certain) if cut or words else "", _host_loss(host))
     return Hint(
-        _loss_title(cut, words, certain=certain),
+        ". ".join(filter(None, titles)),
         "high" if certain else "medium",
         case.charge(
             ("unknown.not_recorded", *(["unknown.not_traced"] if _only_cut(case) else [])),
@@ -145,6 +149,7 @@ def records_lost(case: Case) -> Hint | None:
         {
             "inputs_cut": len(cut),
             "dropped_records": dropped,
+            **({"dropped_host_records": _count(host)} if host else {}),
             "launches": launches,
             "launches_without_kernel": bare,
             "graph_replays": replays,
@@ -165,6 +170,20 @@ def _loss_title(cut: Sequence[int], words: str, *, certain: bool) -> str:
         return early
     lost = f"GPU work {'was not' if certain else 'may not have been'} recorded: {words}"
     return (f"{early}. " if cut else "") + f"{lost}; idle time there is unknown"
+
+
+def _host_loss(told: Sequence[dict[str, Any]]) -> str:
+    """What is missing of what the host did, and what that makes of time without a record."""
+    if not told:
+        return ""
+    count, where = _count(told), {str(row["where"]) for row in told}
+    whose = next(iter(where)) if len(where) == 1 else f"{len(where):,} processes"
+    why = sorted({str(row["detail"]).partition(": ")[2] for row in told} - {""})
+    return (
+        f"{plural(count, 'record')} of the host {'was' if count == 1 else 'were'} lost, of {whose}"
+        + (f" ({name('; '.join(why), 100)})" if why else "")
+        + "; time there that nothing explains may be work whose record was lost"
+    )
 
 
 def _only_cut(case: Case) -> bool:

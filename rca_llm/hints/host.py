@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -381,44 +382,90 @@ def _lock_waits(recording: Recording) -> dict[tuple[int, int], Spans]:
 def tokenising(case: Case) -> list[Hint]:
     """Turning text into tokens, or tokens into text, takes much of the latency.
 
-    Symptom: tokenising is `share` of the time to first token, or detokenising of the time after it,
-    over the requests that it touches. Source: threads C18-C22. Disproof: text sent with its tokens.
+    Symptom: tokenising before the first token is `share` of the time to it, or detokenising after
+    it of the time after it, over the requests that it touches; where most of it lies on the other
+    side, or no first token is known, of their whole latency. Detokenising is at least
+    `latency_share` of the latency. Source: threads C18-C22. Disproof: text sent with its tokens.
     """
     return [hint for hint in (_tokenise(case), _detokenise(case)) if hint is not None]
 
 
 def _tokenise(case: Case) -> Hint | None:
     charge = case.charge(("scheduling.tokenize",))
-    ttft = sum(case.request_rows[id]["ttft_ns"] or 0 for id in charge.requests)
-    if not charge.ns or not ttft or charge.ns < case.limits("R11")["share"] * ttft:
+    of = _of_text(case, charge, before=True)
+    if not of.ns or of.share < case.limits("R11")["share"]:
         return None
     count = len(charge.requests)
+    what = "to the first token" if of.one_side else "per request"
     return Hint(
-        f"Tokenising takes {time(charge.ns / count)} of {time(ttft / count)} to the first token",
+        f"Tokenising takes {time(of.ns / count)} of {time(of.total / count)} {what}",
         "high",
         charge,
-        {"tokenize_ns": charge.ns, "ttft_ns": ttft, "ttft_share": charge.ns / ttft},
+        {"tokenize_ns": of.ns}
+        | (
+            {"ttft_ns": of.total, "ttft_share": of.share}
+            if of.one_side
+            else {"latency_ns": of.total, "latency_share": of.share}
+        ),
     )
 
 
 def _detokenise(case: Case) -> Hint | None:
+    limits = case.limits("R11")
     charge = case.charge(("scheduling.detokenize",))
-    rest = sum(_after_first(case, id) for id in charge.requests)
-    if not charge.ns or not rest or charge.ns < case.limits("R11")["share"] * rest:
+    of = _of_text(case, charge, before=False)
+    if not of.ns or of.share < limits["share"]:
         return None
-    late = charge.ns / len(charge.requests)
+    if charge.ns < limits["latency_share"] * charge.total:
+        return None
+    each = time(of.ns / len(charge.requests))
     return Hint(
-        f"Text leaves {time(late)} after its tokens: detokenising takes"
-        f" {percent(charge.ns / rest)} of the time after the first token",
+        f"Text leaves {each} after its tokens: detokenising takes {percent(of.share)} of the time"
+        " after the first token"
+        if of.one_side
+        else f"Detokenising takes {each} per request, {percent(of.share)} of the latency",
         "high",
         charge,
-        {"detokenize_ns": charge.ns, "after_first_token_ns": rest, "share": charge.ns / rest},
+        {
+            "detokenize_ns": of.ns,
+            "after_first_token_ns" if of.one_side else "latency_ns": of.total,
+            "share": of.share,
+        },
     )
 
 
-def _after_first(case: Case, id: str) -> int:
-    row = case.request_rows[id]
-    return int(row["latency_ns"] or 0) - int(row["ttft_ns"] or 0)
+@dataclass(frozen=True)
+class _OfText:
+    """Time of turning text into tokens or back, and the time of the same stretches it is of, ns.
+
+    `one_side` says whether these lie on one side of the first token, rather than being whole lives.
+    """
+
+    ns: int
+    total: int
+    one_side: bool
+
+    @property
+    def share(self) -> float:
+        """The fraction of that time."""
+        return self.ns / self.total if self.total else 0.0
+
+
+def _of_text(case: Case, charge: Charge, *, before: bool) -> _OfText:
+    """What a charge in one part is judged against: where most of it lies."""
+    ns = total = 0
+    for id in charge.requests:
+        row = case.request_rows[id]
+        early: Mapping[str, int] | None = row["ttft_parts"]
+        if early is None:
+            continue
+        for part, whole in row["parts"].items():
+            own = early.get(part, 0) if before else whole - early.get(part, 0)
+            total += own
+            ns += own if part in charge.parts else 0
+    if 2 * ns >= charge.ns:
+        return _OfText(ns, total, one_side=True)
+    return _OfText(charge.ns, charge.total, one_side=False)
 
 
 @rule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from rca_llm.attribute.job import Member
 from rca_llm.attribute.life import Life
 from rca_llm.attribute.links import among
 from rca_llm.attribute.partition import Recording
+from rca_llm.attribute.parts import codes
 from rca_llm.hints.case import Case, Spans, over, rank_rows, used
 from rca_llm.hints.model import Charge
 from rca_llm.hints.wording import name
@@ -244,22 +245,45 @@ def network_spans(case: Case) -> list[Span]:
     return [span for span in spans_of(case, "network") if span.request is not None]
 
 
-def own_spans_charge(case: Case, found: Sequence[Span], *, after_first: bool = False) -> Charge:
-    """What spans that name their request take of its time to first token, or of the rest."""
+def own_spans_charge(
+    case: Case, found: Sequence[Span], parts: Sequence[str] = (), *, after_first: bool = False
+) -> Charge:
+    """What spans that name their request take of its time, from arrival or the first token on.
+
+    Of `parts`, where given, only the time counts that the request is charged in them, so that a
+    replay can tell what it saves.
+    """
     by_request: dict[str, list[Span]] = {}
     for span in found:
         by_request.setdefault(span.request or "", []).append(span)
     rows: list[tuple[Life, int, int | None, int | None]] = []
-    total = 0
+    total, charged = 0, [NO_SPANS]
     for life in case.lives:
         window = _window_of(life, after_first=after_first)
         own = by_request.get(life.request.id)
         if own and window:
-            ns = intervals.common(intervals.union(*as_spans(own)), window)
-            rows.append((life, ns, own[0].start, own[-1].end))
+            spans = _clipped(intervals.union(*as_spans(own)), window)
+            spans = _charged_in(life, spans, parts) if parts else spans
+            rows.append((life, int((spans[1] - spans[0]).sum()), own[0].start, own[-1].end))
+            charged.append(spans)
             total += int((window[1] - window[0]).sum())
-    charge = over([row for row in rows if row[1]])
-    return Charge(charge.ns, total, charge.requests, charge.start, charge.end, charge.population)
+    charge = replace(over([row for row in rows if row[1]]), total=total)
+    if not parts:
+        return charge
+    return replace(charge, parts=tuple(parts), within=intervals.union(*joined(charged)))
+
+
+def _clipped(spans: Spans, window: Spans) -> Spans:
+    """What of some disjoint, ascending spans lies in a window."""
+    start, end = np.maximum(spans[0], window[0]), np.minimum(spans[1], window[1])
+    return start[end > start], end[end > start]
+
+
+def _charged_in(life: Life, spans: Spans, parts: Sequence[str]) -> Spans:
+    """When, in some disjoint spans, a request is charged in some parts."""
+    mine = life.pieces.take(np.flatnonzero(among(life.pieces.label, codes(parts).tolist())))
+    inside = intervals.within(mine, spans)
+    return inside.start, inside.end
 
 
 def _window_of(life: Life, *, after_first: bool) -> Spans | None:

@@ -145,16 +145,22 @@ def _file_systems(strings: Strings, numbers: Array) -> Array:
     return found
 
 
-def spans(timeline: Timeline, kind: str | None = None) -> dict[tuple[int, int], tuple[Ints, Ints]]:
+def spans(
+    timeline: Timeline, kind: str | None = None, names: re.Pattern[str] | None = None
+) -> dict[tuple[int, int], tuple[Ints, Ints]]:
     """When each thread was in a recorded call, by process and thread: disjoint and ascending.
 
-    `kind` takes the calls of one kind alone.
+    `kind` takes the calls of one kind alone, `names` those with a name that it finds.
     """
     ranges = timeline["ranges"]
     wanted = ranges["domain"] == timeline.strings.code(DOMAIN)
     if kind is not None:
         wanted &= ranges["kind"] == timeline.strings.code(kind)
     rows = np.flatnonzero(wanted)
+    if names is not None:
+        used = np.unique(ranges["name"][rows][ranges["name"][rows] >= 0]).tolist()
+        told = [code for code in used if names.search(timeline.strings[code])]
+        rows = rows[np.isin(ranges["name"][rows], told)]
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row in rows.tolist():
         found[int(ranges["process"][row]), int(ranges["thread"][row])].append(row)
