@@ -52,3 +52,26 @@ def show(found: Mapping[str, Any], settings: Sequence[str], console: Console | N
     if found["not_predicted"]:
         parts = ", ".join(found["not_predicted"])
         out.print(Text(f"Not predicted: {parts}, spent on threads that the replay does not hold."))
+    if told := kept(found):
+        out.print(Text(told))
+
+
+LEAST_KEPT = 0.01
+"""Less of the latency in queues that stay as measured is not worth a line."""
+
+
+def kept(found: Mapping[str, Any]) -> str:
+    """What is said of queues that stay as measured; nothing where they are next to nothing."""
+    whole = sum(row["latency_ns"] for row in found["requests"])
+    waits: Mapping[str, int] = found["kept_as_measured"]
+    told = ", ".join(
+        f"{part} ({units.duration(ns)} of {units.duration(whole)} of the requests' time)"
+        for part, ns in waits.items()
+        if ns >= LEAST_KEPT * whole
+    )
+    if not told:
+        return ""
+    return (
+        f"Kept as measured: {told}. Queues that no step tells of are not replayed: what a change"
+        " saves or costs is a lower bound."
+    )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rca_llm.cli import main
 from rca_llm.errors import RcaError
+from rca_llm.exporters import prediction
 from rca_llm.trace import Trace
 from rca_llm.whatif import factors, whatif
 from tests.scenes import GEMM, MS, US, Scene, hint, job, spread
@@ -252,6 +253,38 @@ def test_detokenising_after_the_last_token_scales_with_it() -> None:
     scene.rows["requests"][0]["finished"] = 280 * MS
     scene.span("detokenize", 200 * MS, 280 * MS, request="R", thread=5)
     assert saved(answer(scene, scheduling__detokenize=0)) == 80 * MS
+
+
+def waiting_for_each_other() -> Scene:
+    """Two requests that the program itself lets in one after the other, told by spans alone."""
+    scene = Scene()
+    for id, begin in (("A", 0), ("B", 50 * MS)):
+        scene.row("requests", id=id, arrival=0, finished=begin + 50 * MS, status="finished")
+        scene.span("compute", begin, begin + 50 * MS, request=id, thread=5)
+    scene.span("queue", 0, 50 * MS, request="B", thread=6)
+    return scene
+
+
+def test_queues_of_the_programs_own_are_said_to_stay_as_measured() -> None:
+    found = answer(waiting_for_each_other(), compute=0.5)
+    assert found["kept_as_measured"] == {"scheduling.queue": 50 * MS}
+    told = prediction.kept(found)
+    assert told.startswith("Kept as measured: scheduling.queue (50.0 ms of 150 ms of the requests'")
+    assert "lower bound" in told
+
+
+def test_a_queue_for_steps_is_replayed() -> None:
+    scene = Scene()
+    scene.serve(arrival=-5 * MS)
+    found = answer(scene, compute=0.5)
+    assert found["kept_as_measured"] == {}
+    assert prediction.kept(found) == ""
+
+
+def test_next_to_nothing_in_a_queue_is_not_worth_a_line() -> None:
+    found: dict[str, Any] = {"requests": [{"latency_ns": 1000}]}
+    assert prediction.kept(found | {"kept_as_measured": {"scheduling.queue": 9}}) == ""
+    assert prediction.kept(found | {"kept_as_measured": {"scheduling.queue": 10}})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rca_llm.table import Array, Ints
 from rca_llm.whatif.change import Change
 from rca_llm.whatif.model import Model, model
 from rca_llm.whatif.replay import Replay, replay
-from rca_llm.whatif.unpredicted import unpredicted
+from rca_llm.whatif.unpredicted import kept, unpredicted
 
 if TYPE_CHECKING:
     from rca_llm.report import Report
@@ -30,7 +30,8 @@ def savings(found: Model, new: Replay, change: Change) -> dict[str, int]:
 def whatif(report: Report, changed: Mapping[str, float]) -> dict[str, Any]:
     """Latencies, steps and the window as measured and as replayed with changed durations.
 
-    Of requests nothing is predicted where the replay holds no time of the changed parts.
+    Of requests nothing is predicted where the replay holds no time of the changed parts. What they
+    wait in queues that stay as measured is told: of that more would be saved.
     """
     found = model(report)
     change = Change(changed)
@@ -48,6 +49,7 @@ def whatif(report: Report, changed: Mapping[str, float]) -> dict[str, Any]:
         "steps": _change(mean([a for a, _ in steps]), mean([b for _, b in steps]), len(steps)),
         "window": _window(found, new, rows),
         "not_predicted": lost,
+        "kept_as_measured": kept(found),
         "requests": rows,
     }
 

@@ -1,4 +1,4 @@
-"""Which parts of requests a replay cannot change: nothing that it replays holds their time."""
+"""Which parts of requests a replay cannot change, or leaves as measured where they would change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from rca_llm import intervals
 from rca_llm.attribute.life import Life
-from rca_llm.attribute.parts import PARTS
+from rca_llm.attribute.parts import CODE, PARTS
 from rca_llm.intervals import Pieces
 from rca_llm.table import Ints
 from rca_llm.whatif.change import Change
@@ -34,6 +34,35 @@ def unpredicted(found: Model, change: Change) -> tuple[list[str], bool]:
         if held < HELD * total:
             lost.append(PARTS[part])
     return lost, 0 < charged == len(lost)
+
+
+def kept(found: Model) -> dict[str, int]:
+    """How long finished requests wait in queues that a replay leaves as measured, ns, by part.
+
+    A request that steps tell of waits for steps of their new length. Others wait for each other in
+    a queue of the program's own (a semaphore, a full pool), of which nothing tells how it works, or
+    for another process on the device.
+    """
+    ns = sum(_queued(found, own, number) for number, own in enumerate(found.requests))
+    return {PARTS[_QUEUE]: ns} if ns else {}
+
+
+_QUEUE = CODE["scheduling.queue"]
+
+
+def _queued(found: Model, own: Requests, number: int) -> int:
+    """The part of it in the requests of a rank."""
+    steps = len(found.job.ranks[number][1].steps) > 0
+    rows: list[tuple[int, bool]] = [*zip(own.place.tolist(), own.alone.tolist(), strict=True)]
+    ns = 0
+    for place, alone in rows:
+        life = found.lives[place]
+        waited = int(life.totals[_QUEUE])
+        if steps and not alone:
+            beside = life.contended
+            waited = min(waited, int((beside.end - beside.start).sum()))
+        ns += waited
+    return ns
 
 
 def _held(found: Model, number: int, part: int) -> tuple[int, int]:
