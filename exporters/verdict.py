@@ -17,6 +17,9 @@ Summary = Mapping[str, Any]
 MOST_REQUESTS = 1000
 """How many requests a hint names at most; it may be charged with more."""
 
+MOST_NAMED, MOST_ID = 3, 60
+"""Requests that the headline names, and characters of the id of each."""
+
 
 def given(value: Any) -> Mapping[str, Any]:
     """An object of the summary that may be null: empty then."""
@@ -117,7 +120,28 @@ def _sum(rows: Iterable[Mapping[str, int] | None]) -> Mapping[str, int]:
 
 
 def headline(summary: Summary) -> str:
-    """The largest class and its largest part, in one sentence."""
+    """The largest class and its largest part in a sentence; then who never finished, if anybody."""
+    return " ".join(filter(None, (_largest(summary), _unfinished(summary))))
+
+
+def _unfinished(summary: Summary) -> str:
+    """The requests that had not finished, those first that had lasted longest; else empty.
+
+    They have no latency, so that no share speaks of them, and they may be what somebody looks for.
+    """
+    rows = [row for row in summary["requests"] if row["status"] == "unfinished"]
+    lasted = [(sum(given(row["shares"]).values()), shown(row["id"], MOST_ID)) for row in rows]
+    if not lasted:
+        return ""
+    lasted.sort(key=lambda one: -one[0])
+    named = [f"{id} (after {units.duration(ns)})" for ns, id in lasted[:MOST_NAMED]]
+    more = [f"{len(lasted) - MOST_NAMED:,} more"] if len(lasted) > MOST_NAMED else []
+    verb = "had not finished when its" if len(lasted) == 1 else "had not finished when their"
+    who = ", ".join([*named, *more])
+    return f"{units.counted(len(lasted), 'request')} {verb} recording ended: {who}."
+
+
+def _largest(summary: Summary) -> str:
     found = judged(summary)
     if not found.total:
         return "Nothing in this trace can be judged: it holds no time."

@@ -172,6 +172,9 @@ CONTROL_GATE_OFFSET = 0  # u8: 1 record, 0 do not
 CONTROL_CHANGES_OFFSET = 8  # u64: counts gate changes
 CONTROL_CHANGED_OFFSET = 16  # u64: when the gate changed last, 0 = never; written before it changes
 
+# INFO of the launcher: process `e`, which began at clock tick `b`, ended at `a`.
+PROCESS_END = "process.end"
+
 SEGMENTS_NAME = "segments"
 SEGMENT_SUFFIX = ".seg"
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rca_llm import faults
+from rca_llm.endings import Endings
 from rca_llm.probes import format as layout
 from rca_llm.probes import nodes, nvml, recorder
 from rca_llm.probes.pages import Pages
@@ -49,6 +50,7 @@ class Sampler:
         self._recorder = open_segment(run)
         self._nodes = nodes.tell(self._recorder)
         self._system = System(self._recorder, pid, str(run.path), self._nodes)
+        self._endings = Endings()
         self._gap: tuple[memoryview[int], int] | None = None
         self._gate = run.gate()
         self._changed = self._told()
@@ -66,6 +68,7 @@ class Sampler:
     def start(self) -> None:
         """Begin to sample."""
         self._anchor()
+        self._endings.start()
         for thread in self._threads:
             thread.start()
 
@@ -75,6 +78,8 @@ class Sampler:
         self._ends[0] = 1
         for thread in self._threads:
             thread.join(timeout=5)
+        self._endings.stop()
+        self._endings.tell(self._recorder)
         self._anchor()
         self._close_gap()
         if faults.happened() and (work := faults.work_ns(self.run.path)):
@@ -117,6 +122,8 @@ class Sampler:
     def _census(self) -> None:
         if self._gap is None:
             self._system.census()
+            self._endings.watch(self._system.starts)
+            self._endings.tell(self._recorder)
             self._check_limits()
 
     def _slow(self) -> None:

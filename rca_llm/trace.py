@@ -120,6 +120,7 @@ REQUESTS: Schema = {
     "status": "text",  # "finished", "aborted" or unknown
     "home_process": "int",  # which process and thread began to handle it, where a program says so
     "home_thread": "int",
+    "until": "time",  # how long one that never finished lasted: its process died, or is another now
 }
 TOKENS: Schema = {"request": "text", "t": "time"}
 MARKS: Schema = {

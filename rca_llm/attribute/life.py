@@ -90,8 +90,8 @@ def life(
     """
     if request.arrival is None:
         return None
-    end = request.finished if request.finished is not None else partition.rank.end
-    end = max(end, request.arrival)
+    ends = (request.finished, request.until, partition.rank.end)
+    end = max(next(time for time in ends if time is not None), request.arrival)
     steps = recording.steps
     member, again = _membership(recording, request)
     begin = min(max(_admitted(request, steps.start, member), request.arrival), end)

@@ -9,6 +9,7 @@ import numpy as np
 
 from rca_llm.attribute.codes import GRAPH_LAUNCH, LAUNCH, call_codes
 from rca_llm.attribute.links import among
+from rca_llm.attribute.pauses import pauses_of
 from rca_llm.table import UNKNOWN, Array, Ints, Table, known
 from rca_llm.trace import CUT, GRAPH, KERNEL, PARTIAL, Origin, Timeline
 
@@ -20,7 +21,7 @@ FIRST_RANK = "first_rank"
 
 _RANK_IN_NAME = re.compile(r"(?:TP|rank|Worker[-_]?)[-_]?(\d+)\b", re.IGNORECASE)
 
-_TIMED = {
+_TIMED: dict[str, tuple[str, ...]] = {
     "gpu": ("start", "end"),
     "api": ("start", "end"),
     "ranges": ("start", "end"),
@@ -29,7 +30,7 @@ _TIMED = {
     "states": ("start", "end"),
     "marks": ("t", "t"),
     "tokens": ("t", "t"),
-    "requests": ("arrival", "finished"),
+    "requests": ("arrival", "finished", "until"),
     "processes": ("start", "end"),
 }
 """The tables whose records open a rank's window; samples do not."""
@@ -178,11 +179,21 @@ def _window(timeline: Timeline, process: int | None) -> tuple[int, int]:
             if name in _SHARED:
                 continue
             table = table.take(table["process"] == process) if len(table) else table
+        elif name == "marks":
+            table = _recorded(timeline, table)
         _extremes(table, columns, low, high)
     return (min(low), max(high)) if low else (0, 0)
 
 
-def _extremes(table: Table, columns: tuple[str, str], low: list[int], high: list[int]) -> None:
+def _recorded(timeline: Timeline, marks: Table) -> Table:
+    """The marks outside of pauses: those in one, which users may set, do not open the window."""
+    start, end = pauses_of(timeline)
+    place = np.searchsorted(start, marks["t"], "right") - 1
+    inside = (place >= 0) & (marks["t"] < np.append(end, 0)[place])
+    return marks.take(~inside) if inside.any() else marks
+
+
+def _extremes(table: Table, columns: tuple[str, ...], low: list[int], high: list[int]) -> None:
     for column in columns:
         times = table[column] if column in table else np.empty(0, np.int64)
         times = times[known(times)]

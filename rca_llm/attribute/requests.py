@@ -29,6 +29,8 @@ class Request:
     finished: int | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    until: int | None = None
+    """How long one that never finished is known to have lasted."""
     aborted: bool = False
     tokens: tuple[int, ...] = ()
     preempted: tuple[tuple[int, int | None], ...] = ()
@@ -115,6 +117,7 @@ def _recorded(
         finished=finished if finished is not None else aborted,
         prompt_tokens=optional(table["prompt_tokens"][row]),
         output_tokens=optional(table["output_tokens"][row]),
+        until=optional(table["until"][row]),
         aborted=stated or aborted is not None,
         tokens=token_times,
         preempted=tuple(_preemptions(events)),

@@ -199,8 +199,9 @@ def _cuts(timelines: Sequence[Timeline], matched: Sequence[Collective]) -> Itera
     for timeline in timelines:
         yield from np.concatenate(pauses.pauses_of(timeline)).tolist()
         for request in requests_of(timeline):
-            times = (request.arrival, request.scheduled, request.first_token, request.finished)
-            yield from (time for time in times if time is not None)
+            first = request.arrival, request.scheduled, request.first_token
+            last = request.finished, request.until
+            yield from (time for time in (*first, *last) if time is not None)
             yield from request.tokens
             yield from (time for pair in request.preempted for time in pair if time is not None)
 

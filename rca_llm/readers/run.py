@@ -24,6 +24,7 @@ from rca_llm.readers import (
     run_tables,
 )
 from rca_llm.readers.files import Source, entries, is_url, source
+from rca_llm.readers.run_ends import Ends
 from rca_llm.readers.segments import Segment, parse
 from rca_llm.run import TABLES
 from rca_llm.trace import PAUSES, Input, Timeline, Trace
@@ -97,10 +98,11 @@ def read_segments(found: Source) -> Timeline:
 def assembled(timeline: Timeline, path: str, segments: list[Segment]) -> Timeline:
     """The timeline filled with what segments of a run hold, and what stands beside them."""
     run_aliases.rename(segments)
-    run_tables.fill(timeline, segments)
+    manifest = run_manifest.content(path)
+    run_tables.fill(timeline, segments, Ends(segments, manifest))
     run_counters.align(timeline)
     run_stacks.add(timeline, path)
-    run_header.describe(timeline, segments, run_manifest.content(path))
+    run_header.describe(timeline, segments, manifest)
     run_nodes.add(timeline, segments)
     events = sum(len(table) for table in timeline.tables.values())
     if not events:

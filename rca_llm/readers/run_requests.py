@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from rca_llm.readers.run_ends import Ends
 from rca_llm.table import NEVER, NO_TEXT, UNKNOWN, Strings, Table
 from rca_llm.trace import REQUESTS, TOKENS, Timeline, quoted
 
@@ -28,7 +29,10 @@ class Request:
     home: tuple[int, int] = UNKNOWN, UNKNOWN
     """The process and thread of the first scope."""
     closed: int = UNKNOWN
-    open_scopes: int = 0
+    open_scopes: dict[int, int] = field(default_factory=dict[int, int])
+    """When the last scope of each process began that was never left."""
+    told: dict[int, int] = field(default_factory=dict[int, int])
+    """The last event of each process."""
     failed: bool = False
     scopes: array[int] = field(default_factory=lambda: array("q"))
     """Start, end, process and thread of each scope that was left, one after another."""
@@ -49,9 +53,10 @@ class Requests:
             found = self.by_id[request] = Request()
         return found
 
-    def event(self, request: str, name: str, time: int, count: int) -> None:
+    def event(self, request: str, name: str, time: int, count: int, process: int) -> None:
         """One REQUEST cell: a time, or a count."""
         found = self._of(request)
+        found.told[process] = max(found.told.get(process, time), time)
         if name in _COUNTS:
             found.counts[name] = count if count >= 0 else UNKNOWN
             return
@@ -75,7 +80,8 @@ class Requests:
         if found.opened == UNKNOWN or start < found.opened:
             found.opened, found.home = start, home
         if end is None:
-            found.open_scopes += 1
+            process = home[0]
+            found.open_scopes[process] = max(found.open_scopes.get(process, start), start)
             return
         found.scopes.extend((start, end, *home))
         if end >= found.closed:
@@ -93,9 +99,9 @@ class Requests:
             " give each an id of its own",
         )
 
-    def tables(self, strings: Strings) -> tuple[Table, Table]:
+    def tables(self, strings: Strings, ends: Ends) -> tuple[Table, Table]:
         """The `requests` and `tokens` rows."""
-        rows = [_row(name, found) for name, found in self.by_id.items()]
+        rows = [_row(name, found, ends) for name, found in self.by_id.items()]
         columns = {
             name: _column(name, [row[name] for row in rows], strings) for name in REQUESTS if rows
         }
@@ -132,23 +138,43 @@ _SCOPE = 4
 Value = int | str | None
 
 
-def _row(name: str, found: Request) -> dict[str, Value]:
+def _row(name: str, found: Request, ends: Ends) -> dict[str, Value]:
     """A request's row; what its events leave open is taken from its scopes."""
     row: dict[str, Value] = {"id": name, "status": found.status, "finished": found.finished}
     row.update({key: found.times.get(key, UNKNOWN) for key in _FIRST})
     row.update({key: found.counts.get(key, UNKNOWN) for key in _COUNTS})
+    row["until"] = UNKNOWN
     row["home_process"], row["home_thread"] = found.home
     if row["arrival"] == UNKNOWN:
         row["arrival"] = found.opened
-    if found.finished == UNKNOWN and not found.open_scopes and found.closed != UNKNOWN:
-        row["finished"] = found.closed
-        row["status"] = "aborted" if found.failed else "finished"
+    if found.finished == UNKNOWN:
+        row.update(_finish(found, ends))
     if row["first_token"] == UNKNOWN and found.tokens:
         row["first_token"] = min(found.tokens)
     # An engine that says it does not know is believed, whatever tokens were seen.
     if "output_tokens" not in found.counts and found.token_count:
         row["output_tokens"] = found.token_count
     return row
+
+
+def _finish(found: Request, ends: Ends) -> dict[str, Value]:
+    """How a request ended of which no event tells that: its last scope was left, or died open.
+
+    One that a process died in, or in which it became another program, ended with that process; the
+    request goes on while others handle it.
+    """
+    until = _until(found.open_scopes or found.told, ends)
+    died_before = until != UNKNOWN and until <= found.closed
+    if found.closed != UNKNOWN and (not found.open_scopes or died_before):
+        return {"finished": found.closed, "status": "aborted" if found.failed else "finished"}
+    return {"until": until}
+
+
+def _until(last: Mapping[int, int], ends: Ends) -> int:
+    """When the last of some processes ended, each after an instant; UNKNOWN where one may live."""
+    found = [ends.after(process, time) for process, time in last.items()]
+    known = [end[0] for end in found if end is not None]
+    return max(known) if known and len(known) == len(found) else UNKNOWN
 
 
 def _column(name: str, values: list[Value], strings: Strings) -> list[int]:

@@ -104,7 +104,7 @@ def _tokens(segment: Segment, members: Ints, ends: Ints, out: Ints, requests: Re
     for name, end, count in zip(names, ends[rows].tolist(), out[rows].tolist(), strict=True):
         request = segment.names.get(name)
         if request is not None:
-            requests.event(request, "token", end, count)
+            requests.event(request, "token", end, count, segment.pid)
 
 
 def _known(names: tuple[str, ...]) -> Iterable[str | None]:

@@ -13,6 +13,7 @@ import numpy as np
 from rca_llm.probes import format as layout
 from rca_llm.readers import run_calls, run_collectives, run_gpu, run_pauses, run_steps
 from rca_llm.readers.mending import mend
+from rca_llm.readers.run_ends import Ends
 from rca_llm.readers.run_looks import Watched
 from rca_llm.readers.run_requests import Requests
 from rca_llm.readers.segments import Codes, Segment, coded, or_unknown, pauses
@@ -24,15 +25,19 @@ _STATE_EVENTS = ("queued", "scheduled", "preempted", "resumed", "aborted")
 _DEVICE, _PROCESS = layout.SUBJECTS.index("device"), layout.SUBJECTS.index("process")
 
 
-def fill(timeline: Timeline, segments: Sequence[Segment]) -> None:
-    """Append everything that the segments of a run hold to the tables of a timeline."""
+def fill(timeline: Timeline, segments: Sequence[Segment], ends: Ends) -> None:
+    """Append everything that the segments of a run hold to the tables of a timeline.
+
+    `ends` close what was never closed.
+    """
     paused = pauses(segments)
     reading = _Reading(timeline, paused)
     for segment in segments:
         reading.read(segment)
-    reading.finish()
+    reading.finish(ends)
     run_gpu.add(timeline, segments)
     run_pauses.leave_out(timeline, paused)
+    ends.close(timeline)
     run_steps.close(timeline)
     run_calls.take_callers(timeline)
     mend(timeline)
@@ -66,9 +71,9 @@ class _Reading:
             _why_dropped(int(segment.header["writer"]), int(segment.header["stop_errno"])),
         )
 
-    def finish(self) -> None:
+    def finish(self, ends: Ends) -> None:
         """Append what no segment tells by itself: requests, tokens, and what threads did."""
-        requests, tokens = self.requests.tables(self.strings)
+        requests, tokens = self.requests.tables(self.strings, ends)
         self.timeline.add("requests", requests)
         self.timeline.add("tokens", tokens)
         self.requests.note(self.timeline)
@@ -140,8 +145,10 @@ class _Reading:
             self.timeline.add("ranges", table.take(~self._in_pause(table["start"])))
 
     def _marks(self, segment: Segment, codes: Codes) -> None:
-        cells, places = segment.cells, self._recorded(segment, layout.MARK)
         outside = segment.header["writer"] == layout.WRITER_LAUNCHER  # rca-llm ctl
+        cells = segment.cells
+        # The user's word about time counts in a pause too.
+        places = segment.of(layout.MARK) if outside else self._recorded(segment, layout.MARK)
         process, thread = np.full(len(places), segment.pid), segment.threads(places)
         table = Table(
             MARKS,
@@ -187,7 +194,7 @@ class _Reading:
             if request is None or code >= len(layout.REQUEST_EVENTS):
                 continue
             name = layout.REQUEST_EVENTS[code]
-            self.requests.event(request, name, time, count)
+            self.requests.event(request, name, time, count, segment.pid)
             if name in _STATE_EVENTS:
                 marks.append((time, name, request))
         self.timeline.add(
