@@ -212,11 +212,13 @@ def _detail(text: str) -> str:
 def marks(summary: Summary) -> list[str]:
     """What was marked from outside, each with the time since the trace began."""
     start, rows = summary["window"]["start_ns"], listed(summary.get("marks"))
-    told = [
-        f"{shown(row['name'])} after {units.duration(row['t_ns'] - start)}"
-        for row in rows[:MOST_MARKS]
-    ]
+    told = [f"{shown(row['name'])} {_from_start(row['t_ns'] - start)}" for row in rows[:MOST_MARKS]]
     return [*told, f"{len(rows) - MOST_MARKS:,} more"] if len(rows) > MOST_MARKS else told
+
+
+def _from_start(ns: int) -> str:
+    """When something was; one in a pause may have been before the first record."""
+    return f"after {units.duration(ns)}" if ns >= 0 else f"{units.duration(-ns)} before"
 
 
 def token_bars(summary: Summary, words: Mapping[str, str]) -> list[dict[str, Any]]:

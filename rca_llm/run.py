@@ -131,6 +131,19 @@ def writer_of(path: Path) -> tuple[int, int]:
     return (int(pid), int(start)) if pid.isdecimal() and start.isdecimal() else (0, 0)
 
 
+def writer_kind(path: Path) -> int | None:
+    """Which recorder writes a segment, one of `WRITER_*`; None where it has no header yet."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(layout.HEADER_BYTES)
+    except OSError:
+        return None
+    if len(data) < layout.HEADER_BYTES or not data.startswith(layout.MAGIC):
+        return None
+    values = layout.HEADER.unpack_from(data, len(layout.MAGIC))
+    return int(values[layout.HEADER_FIELDS.index("writer")])
+
+
 def launcher_lives(manifest: Mapping[str, Any]) -> bool | None:
     """Whether the launcher that wrote a manifest still runs; None on another machine than its own.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,6 +61,73 @@ def test_a_pause_is_recorded_from_the_change_on(tmp_path: Path) -> None:
     assert read(run).timelines[0].header.extra["gaps"] == [changes]
 
 
+def test_a_mark_in_a_pause_is_kept_and_does_not_lengthen_the_window(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code = "import sys; print('ready', flush=True); sys.stdin.read()"
+    launcher = trace_ready(run, sys.executable, "-c", code)
+    assert _ctl(str(run), "stop").returncode == 0
+    time.sleep(0.3)
+    assert _ctl(str(run), "mark", "in the pause").returncode == 0
+    assert launcher.stdin is not None
+    launcher.stdin.close()
+    assert launcher.wait(timeout=60) == 0
+    summary = load(run).attribute().summary
+    [mark] = summary["marks"]
+    assert mark["name"] == "in the pause"
+    assert summary["window"]["end_ns"] < mark["t_ns"]
+
+
+def test_status_counts_processes_and_those_that_outlive_their_command(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    # The child ignores that its command ends, as a daemon does.
+    code = (
+        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time;"
+        " time.sleep(60)'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,"
+        " stderr=subprocess.DEVNULL, start_new_session=True);"
+        " print(child.pid, flush=True); sys.stdin.read()"
+    )
+    launcher = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "rca_llm",
+            "trace",
+            "-o",
+            str(run),
+            "--",
+            sys.executable,
+            "-c",
+            code,
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+    )
+    assert launcher.stdin is not None
+    assert launcher.stdout is not None
+    child = int(launcher.stdout.readline())
+    try:
+        for action in (["stop"], ["start"], ["mark", "a"], ["mark", "b"]):
+            assert _ctl(str(run), *action).returncode == 0
+        wait_until(lambda: "processes  2\n" in _ctl(str(run), "status").stdout)
+        launcher.stdin.close()
+        assert launcher.wait(timeout=60) == 0
+        status = _ctl(str(run), "status").stdout
+        assert "state      finished, but 1 process of it not\n" in status
+        assert "processes  2\n" in status
+    finally:
+        os.kill(child, signal.SIGKILL)
+    wait_until(lambda: "state      finished\n" in _ctl(str(run), "status").stdout)
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Return once something is so; fail after a minute."""
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_what_is_no_running_trace_is_refused(tmp_path: Path) -> None:
     missing = _ctl(str(tmp_path / "none"), "stop")
     assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
@@ -78,6 +148,7 @@ def test_what_is_no_running_trace_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (("mark", ""), "mark needs a name: rca-llm ctl {run} mark NAME"),
         (("mark",), "mark needs a name: rca-llm ctl {run} mark NAME"),
         (("stop", "extra"), "stop takes nothing behind it, and 'extra' was given"),
         (("status", "x"), "status takes nothing behind it, and 'x' was given"),

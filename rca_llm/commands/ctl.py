@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,7 +15,16 @@ from rca_llm.commands.paths import PATH
 from rca_llm.errors import RcaError
 from rca_llm.probes import format as layout
 from rca_llm.probes.recorder import put
-from rca_llm.run import FINISHED, RUNNING, Run, is_run, launcher_lives, lives, writer_of
+from rca_llm.run import (
+    FINISHED,
+    RUNNING,
+    Run,
+    is_run,
+    launcher_lives,
+    lives,
+    writer_kind,
+    writer_of,
+)
 
 
 @click.command("ctl")
@@ -25,7 +37,7 @@ def command(run: Path, action: str, name: str | None) -> None:
     start and stop switch recording on and off in every process of the trace, mark records an
     instant called NAME, status prints what the run holds so far.
     """
-    if name is None and action == "mark":
+    if action == "mark" and not (name or "").strip():
         raise RcaError(f"mark needs a name: rca-llm ctl {run} mark NAME")
     if name is not None and action != "mark":
         raise RcaError(f"{action} takes nothing behind it, and {name!r} was given")
@@ -36,7 +48,7 @@ def command(run: Path, action: str, name: str | None) -> None:
     found = Run(run)
     if action == "status":
         _show(found)
-    elif _state(found) in (FINISHED, _UNFINISHED):
+    elif _has_ended(found):
         raise RcaError(f"{run}: this run has ended")
     elif name is not None:
         _mark(found, name)
@@ -57,27 +69,54 @@ def _mark(run: Run, name: str) -> None:
 _UNFINISHED = "not finished: its launcher is gone, and nothing records any more"
 
 
+def _has_ended(run: Run) -> bool:
+    return run.manifest().get("state") == FINISHED or _state(run) == _UNFINISHED
+
+
 def _state(run: Run) -> str:
-    """What the manifest tells, and of a run that it calls running, what still records."""
+    """What the manifest tells, and of a run that nobody watches any more, what still records."""
     manifest = run.manifest()
-    state = manifest.get("state", "unknown")
+    state = str(manifest.get("state", "unknown"))
+    if state == FINISHED:
+        alive = _alive(run, manifest)
+        still = "" if run.is_open() else ", paused"
+        return f"{state}, but {_processes(alive)} of it not{still}" if alive else state
     if state != RUNNING:
-        return str(state)
+        return state
     if launcher_lives(manifest) is not False:
         return "recording" if run.is_open() else "paused"
-    writers = {writer_of(path) for path in run.segment_files()}
-    alive = sum(lives(*writer) for writer in writers)
+    alive = _alive(run, manifest)
     if not alive:
         return _UNFINISHED
-    processes = "1 process" if alive == 1 else f"{alive} processes"
     paused = "" if run.is_open() else ", paused"
-    return f"not finished: its launcher is gone, {processes} of it not{paused}"
+    return f"not finished: its launcher is gone, {_processes(alive)} of it not{paused}"
+
+
+def _alive(run: Run, manifest: Mapping[str, Any]) -> int:
+    """How many processes that recorded live, beside the launcher; 0 on another machine."""
+    if manifest.get("host") != os.uname().nodename:
+        return 0
+    return sum(lives(*writer) for writer in _writers(run))
+
+
+def _writers(run: Run) -> set[tuple[int, int]]:
+    """The processes of the command that recorded, each by its id and when it began.
+
+    The launcher, and `rca-llm ctl` itself where it marked an instant, are none of them.
+    """
+    return {
+        writer_of(path)
+        for path in run.segment_files()
+        if writer_kind(path) not in (None, layout.WRITER_LAUNCHER)
+    }
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _show(run: Run) -> None:
-    files = run.segment_files()
-    pids = {path.name.split("-")[0] for path in files}
     click.echo(f"state      {_state(run)}")
-    click.echo(f"processes  {len(pids)}")
-    click.echo(f"segments   {len(files)}")
+    click.echo(f"processes  {len(_writers(run))}")
+    click.echo(f"segments   {len(run.segment_files())}")
     click.echo(f"bytes      {run.size()}")
