@@ -167,7 +167,8 @@ def _requests(timeline: Timeline, shape: Shape, starts: np.ndarray, step_ns: int
     ids = strings.codes([f"{shape.prefix}request-{n}" for n in range(shape.requests)])
     each = max(shape.steps // max(shape.requests, 1), 1)
     batch: dict[str, list[int]] = {"step": [], "request": [], "phase": [], "tokens": []}
-    columns: dict[str, list[int]] = {name: [] for name in REQUESTS if not name.startswith("home_")}
+    told = [name for name in REQUESTS if name != "until" and not name.startswith("home_")]
+    columns: dict[str, list[int]] = {name: [] for name in told}
     tokens: dict[str, list[int]] = {"request": [], "t": []}
     for number, code in enumerate(ids.tolist()):
         first = min(number * each, shape.steps - 1)
