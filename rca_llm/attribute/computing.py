@@ -49,12 +49,13 @@ class Computing:
 
 def find(
     of_thread: RowsBy,
-    columns: tuple[Ints, Ints, Ints],
+    columns: tuple[Ints, Ints, Ints, Ints],
     range_thread: Ints,
     ranges: Table,
     spans: Ints,
 ) -> Computing:
-    """The pieces of the compute spans, rows of `ranges`; `columns` of records: start, end, part.
+    """The pieces of the compute spans, rows of `ranges`; `columns` of records: start, end, part,
+    and the request that they name, -1 for none: what is done for one is not told of another's span.
 
     `of_thread` finds the records of a thread, as a server may have a thread for each request.
     """
@@ -62,8 +63,13 @@ def find(
     spans = spans[np.argsort(range_thread[spans], kind="stable")]
     for run in intervals.runs(range_thread[spans]):
         rows, number = spans[run], int(range_thread[spans[run.start]])
-        start, end, part = (column[of_thread[number]] for column in columns)
+        start, end, part, named = (column[of_thread[number]] for column in columns)
         inside = intervals.innermost_wins(ranges["start"][rows], ranges["end"][rows])
+        foreign = (named >= 0) & (part != COMPUTE)
+        if foreign.any():
+            until = _until(inside.relabel(ranges["request"][rows]), start, named)
+            end = np.where(foreign, np.minimum(end, until), end)
+            start, end, part = (column[end > start] for column in (start, end, part))
         gaps = intervals.union(inside.start, inside.end)
         told = intervals.cut(innermost(start, end, part, gaps), _edges(inside))
         row = intervals.at(inside, told.start)
@@ -73,6 +79,17 @@ def find(
         found.append(Computing(who, told.start, told.end, told.label, whose))
     names = Computing.__dataclass_fields__
     return Computing(*(np.concatenate([getattr(one, name) for one in found]) for name in names))
+
+
+def _until(inside: Pieces, start: Ints, named: Ints) -> Ints:
+    """Until when from its start on a record is within spans of the request that it names."""
+    last = np.flatnonzero(
+        np.append((inside.start[1:] != inside.end[:-1]) | (np.diff(inside.label) != 0), True)
+    )
+    row = intervals.at(inside, start)
+    run = np.minimum(np.searchsorted(last, row), len(last) - 1)
+    mine = (row >= 0) & (inside.label[row] == named)
+    return np.where(mine, inside.end[last[run]], start)
 
 
 def _edges(pieces: Pieces) -> Ints:

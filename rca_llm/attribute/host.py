@@ -30,7 +30,7 @@ class HostRecords:
 
     `thread` is an index into `threads`, pairs (process, thread); `api_thread` and its like hold
     the same for every row of the table; `by_thread` finds the records of one. `part` is the part of
-    idle time that a record explains.
+    idle time that a record explains, `request` the one that it names (a text code), -1 for none.
     `running` holds thread, start and end of threads seen running, which explain only what nothing
     else does; `computing` is of an engine that computes on the CPU, empty on others. `compute_ns`
     and `recorded_ns` are each thread's time in compute spans, and in all spans.
@@ -44,6 +44,7 @@ class HostRecords:
     start: Ints
     end: Ints
     part: Ints
+    request: Ints
     by_thread: RowsBy
     running: tuple[Ints, Ints, Ints]
     computing: Computing
@@ -77,9 +78,12 @@ def host_records(timeline: Timeline, *, on_gpu: bool) -> HostRecords:
         ranges["start"] < ranges["end"]
     )
     computed = np.where(computes, spent, 0)
+    named = np.full(len(part), NO_PART, np.int64)
+    if "request" in ranges:
+        named[len(api) : len(api) + len(ranges)] = ranges["request"]
     on_cpu = computes & (range_part == CODE["compute.cpu"])
     thread, start, end, part = thread[telling], start[telling], end[telling], part[telling]
-    by_thread = RowsBy(thread)
+    by_thread, columns_told = RowsBy(thread), (start, end, part, named[telling])
     return HostRecords(
         threads,
         api_thread,
@@ -89,9 +93,10 @@ def host_records(timeline: Timeline, *, on_gpu: bool) -> HostRecords:
         start,
         end,
         part,
+        named[telling],
         by_thread,
         (state_thread[running], states["start"][running], states["end"][running]),
-        computing.find(by_thread, (start, end, part), range_thread, ranges, np.flatnonzero(on_cpu)),
+        computing.find(by_thread, columns_told, range_thread, ranges, np.flatnonzero(on_cpu)),
         intervals.sum_by(range_thread, computed, len(threads)),
         intervals.sum_by(range_thread, spent, len(threads)),
     )
@@ -218,11 +223,17 @@ def _running(records: HostRecords, thread: int) -> Pieces:
     return Pieces(begins, ends, np.full(len(begins), CODE["scheduling.host"], np.int64))
 
 
-def of_thread(records: HostRecords, gaps: tuple[Ints, Ints], thread: int) -> Pieces:
-    """What one thread did in disjoint, ascending gaps, as far as its own records tell."""
+def of_thread(records: HostRecords, gaps: tuple[Ints, Ints], thread: int, request: int) -> Pieces:
+    """What one thread did in disjoint, ascending gaps, as far as its own records tell.
+
+    Records that name another request than this (a text code) tell nothing.
+    """
     if not len(gaps[0]) or thread == NO_THREAD:
         return intervals.EMPTY
-    layers = [_recorded(records, gaps, thread), _running(records, thread)]
+    rows = records.by_thread[thread]
+    rows = rows[(records.request[rows] < 0) | (records.request[rows] == request)]
+    own = innermost(records.start[rows], records.end[rows], records.part[rows], gaps)
+    layers = [own, _running(records, thread)]
     pieces, _ = intervals.overlay(layers, int(gaps[0][0]), int(gaps[1][-1]))
     return intervals.within(pieces.take(np.flatnonzero(pieces.label != NO_PART)), gaps)
 

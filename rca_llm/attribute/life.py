@@ -98,7 +98,7 @@ def life(
     found = _after_admission(request, segments.shared, (begin, end), steps, member, again)
     found = found.after(request.arrival, begin, QUEUE)
     contended = contended.clip(begin, end)
-    alone = _alone(recording, member)
+    alone = touched.stepless(recording, request.id)
     apart = Others()
     if alone:
         processes = partition.rank.processes
@@ -134,13 +134,9 @@ def _life(
     contended = intervals.within(contended, (queued.start, queued.end))
     lost += _kept_waiting(recording, kept) + _contending(recording, contended)
     http = exchange(recording, request.id, request.arrival, request.finished)
-    alone = _alone(recording, member)
+    alone = touched.stepless(recording, request.id)
     total = int(lasting.sum())
     return Life(request, pieces, rows, total, lost, http, found, kept, contended, alone)
-
-
-def _alone(recording: Recording, member: Mask) -> bool:
-    return not member.any() and not recording.on_gpu
 
 
 def _turns(request: Request) -> Ints:

@@ -1,4 +1,4 @@
-"""What a request does while threads compute for other requests, which is none of its computing."""
+"""What a request does while threads work for other requests, which explains none of its time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER, QUEUE = CODE["scheduling.other"], CODE["scheduling.queue"]
 
 @dataclass(frozen=True)
 class Others:
-    """A request's time while others compute: its parts, and for whom its own thread was busy.
+    """A request's time while others are worked for: its parts, and for whom its thread was busy.
 
     The labels of `waits` are the other requests' text codes.
     """
@@ -56,52 +56,88 @@ def others(
     rank: tuple[int, ...],
     span: tuple[int, int],
 ) -> Others:
-    """What a request without steps does within `span` where only others are computed for.
+    """What a request without steps does within `span` where only others are worked for.
 
-    Where the thread that its code is on computes for another it waits for that, as in a queue;
-    else it does what that thread tells, and those that were given its work. Time in which a thread
-    of a touched process (of any, where none is) computes for nobody that is named stays the rank's.
+    Where the thread that its code is on works for another it waits for that, as in a queue; else
+    it does what that thread tells, and those that were given its work. Time in which a thread of a
+    touched process (of any, where none is) computes for nobody that is named is computing, or
+    stays the rank's.
     """
-    found, code = recording.host.computing.within(*span), recording.timeline.strings.find(id)
+    records, code = recording.host, recording.timeline.strings.find(id)
+    found = records.computing.within(*span)
     theirs = found.take((found.request >= 0) & (found.request != code))
-    if not len(theirs.start) or span[1] <= span[0]:
-        return Others()
-    homes = _homes(recording, code)
-    records = recording.host
+    touched = processes(recording, id)
     main = host.main_thread(records, np.zeros(len(records.threads), np.int64), rank)
     engine = bool(np.any((found.thread == main) & (found.request < 0)))
+    homes = _homes(recording, code)
+    elsewhere = _elsewhere(recording, code, main, None if engine else homes, span)
+    if span[1] <= span[0] or not len(theirs.start) + len(elsewhere[0]):
+        return Others()
     led = not engine and not np.any((found.thread == main) & (found.request == code))
     led = led and main in theirs.thread and len(homes.start) > 0 and main not in homes.thread
     gaps = _as_gap(*span) if led else intervals.union(theirs.start, theirs.end)
-    when = _named(recording, found, gaps, processes(recording, id))
-    given = _given(recording, theirs, code)
+    nobody = _nobody(recording, found, touched)
+    when = _both(intervals.without(gaps, (nobody.start, nobody.end)), elsewhere)
+    given = _given(recording, code)
     told: list[Pieces] = []
     waits: list[Pieces] = []
     for start, end, thread in homes.within(*span):
-        busy = _busy(theirs, thread).clip(start, end)
+        busy = recording.serving.held_by_others(thread, code).clip(start, end)
         busy = intervals.within(busy, intervals.complement(*_spans(given), start, end))
         waits.append(intervals.within(busy, when))
-        own = _own(recording, given)
-        layers = [*own, Pieces(busy.start, busy.end, np.full(len(busy), QUEUE))]
+        own = _own(recording, given, code)
+        queued = Pieces(busy.start, busy.end, np.full(len(busy), QUEUE))
+        layers = [*nobody.layers(), *own, queued]
         for telling in (thread, main) if engine else (thread,):
-            layers.append(host.of_thread(records, _as_gap(start, end), telling))
+            free = recording.serving.free(_as_gap(start, end), telling, code)
+            layers.append(host.of_thread(records, free, telling, code))
         whole, _ = intervals.overlay(layers, start, end)
         told.append(intervals.within(whole.relabel(np.append(np.arange(len(CODE)), OTHER)), when))
     return Others(_joined(told), _joined(waits))
 
 
-def _named(
+def _elsewhere(
     recording: Recording,
-    found: Computing,
-    gaps: tuple[Ints, Ints],
-    touched: tuple[int, ...],
+    code: int,
+    main: int,
+    homes: _Homes | None,
+    span: tuple[int, int],
 ) -> tuple[Ints, Ints]:
-    """The time of some gaps in which nothing is computed that names nobody."""
+    """When what the rank tells is of others: its threads, or those of the request, work for them.
+
+    With the request's threads given, a thread that is none of them is also at work for others
+    while theirs is the code on it. Steps are left out, which tell by themselves whose they are.
+    """
+    serving, steps = recording.serving, recording.steps
+    found = [serving.of_others(thread, code, *span) for thread in {main, _stepping(recording)}]
+    if homes is not None and len(homes.thread) and main not in homes.thread:
+        found.append(serving.at_home(main, *span))
+    for start, end, thread in [] if homes is None else homes.within(*span):
+        busy = serving.held_by_others(thread, code).clip(start, end)
+        found.append((busy.start, busy.end))
+    starts, ends = (np.concatenate(edges) for edges in zip(*found, strict=True))
+    return intervals.without((starts, ends), (steps.start, steps.end))
+
+
+def _stepping(recording: Recording) -> int:
+    """The thread that makes the steps, which tells where another process drives the rank."""
+    makers = tuple(intervals.distinct(recording.steps.process).tolist())
+    nobody = np.zeros(len(recording.host.threads), np.int64)
+    return host.main_thread(recording.host, nobody, makers) if makers else host.NO_THREAD
+
+
+def _both(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    start, end = (np.concatenate(edges) for edges in zip(one, other, strict=True))
+    return intervals.union(start, end)
+
+
+def _nobody(recording: Recording, found: Computing, touched: tuple[int, ...]) -> Computing:
+    """What is computed for nobody that is named, in touched processes, in any where none is."""
     nobody = found.request < 0
     if touched:
         process = np.array([process for process, _ in recording.host.threads], np.int64)
         nobody = nobody & np.isin(process[found.thread], touched)
-    return intervals.without(gaps, (found.start[nobody], found.end[nobody]))
+    return found.take(nobody)
 
 
 def _homes(recording: Recording, code: int) -> _Homes:
@@ -136,16 +172,22 @@ def _stated(requests: Table, code: int) -> list[tuple[int, int, int]]:
     return list(zip(*columns, strict=True))
 
 
-def _given(
-    recording: Recording, theirs: Computing, code: int
-) -> list[tuple[int, tuple[Ints, Ints]]]:
+def _given(recording: Recording, code: int) -> list[tuple[int, tuple[Ints, Ints]]]:
     """The threads that were given work of a request, and when they were at it."""
     ranges = recording.timeline["ranges"]
     rows = lasting_spans(recording, code)
     rows = rows[ranges["kind"][rows] == recording.timeline.strings.find(WORK)]
-    threads = recording.host.range_thread[rows]
+    return by_thread(recording, rows, code)
+
+
+def by_thread(recording: Recording, rows: Ints, code: int) -> list[tuple[int, tuple[Ints, Ints]]]:
+    """The threads that some spans of a request are on, and when they were not at work for others.
+
+    `rows` are of `ranges`, `code` is the text code of the request.
+    """
+    ranges, threads = recording.timeline["ranges"], recording.host.range_thread[rows]
     return [
-        (thread, spared(theirs, thread, ranges["start"][mine], ranges["end"][mine]))
+        (thread, recording.serving.free((ranges["start"][mine], ranges["end"][mine]), thread, code))
         for thread in intervals.distinct(threads).tolist()
         for mine in [rows[threads == thread]]
     ]
@@ -158,12 +200,6 @@ def lasting_spans(recording: Recording, code: int) -> Ints:
     return np.asarray(rows[(ranges["thread"][rows] != UNKNOWN) & lasting])
 
 
-def spared(theirs: Computing, thread: int, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """The time of some spans of a thread in which it does not compute for others."""
-    mine = theirs.thread == thread
-    return intervals.without((start, end), (theirs.start[mine], theirs.end[mine]))
-
-
 def _spans(given: list[tuple[int, tuple[Ints, Ints]]]) -> tuple[Ints, Ints]:
     starts = [gaps[0] for _, gaps in given]
     ends = [gaps[1] for _, gaps in given]
@@ -171,19 +207,13 @@ def _spans(given: list[tuple[int, tuple[Ints, Ints]]]) -> tuple[Ints, Ints]:
     return intervals.union(np.concatenate([nothing, *starts]), np.concatenate([nothing, *ends]))
 
 
-def _own(recording: Recording, given: list[tuple[int, tuple[Ints, Ints]]]) -> list[Pieces]:
+def _own(
+    recording: Recording, given: list[tuple[int, tuple[Ints, Ints]]], code: int
+) -> list[Pieces]:
     """What the threads that were given its work tell, its own code awaiting them."""
-    layers = [host.of_thread(recording.host, gaps, thread) for thread, gaps in given]
+    layers = [host.of_thread(recording.host, gaps, thread, code) for thread, gaps in given]
     start, end = _spans(given)
     return [*layers, Pieces(start, end, np.full(len(start), OTHER, np.int64))] if given else []
-
-
-def _busy(theirs: Computing, thread: int) -> Pieces:
-    """When a thread was within compute spans of others, by the request that each names."""
-    mine = theirs.thread == thread
-    order = np.argsort(theirs.start[mine], kind="stable")
-    columns = theirs.start, theirs.end, theirs.request
-    return Pieces(*(column[mine][order].astype(np.int64) for column in columns))
 
 
 def _as_gap(start: int, end: int) -> tuple[Ints, Ints]:

@@ -16,6 +16,7 @@ from rca_llm.attribute.links import Links, among, link
 from rca_llm.attribute.neighbours import SharedDevice
 from rca_llm.attribute.parts import CLASS_OF, CLASSES, CODE, NO_PART, PARTS
 from rca_llm.attribute.ranks import Rank, find_ranks
+from rca_llm.attribute.serving import Serving
 from rca_llm.attribute.step_work import StepWork
 from rca_llm.attribute.steps import Steps
 from rca_llm.attribute.stretches import Shared, shared
@@ -47,6 +48,11 @@ class Recording:
     def strangers(self) -> frozenset[int]:
         """The processes that share a device with an engine, and run none of its steps."""
         return neighbours.strangers(self.timeline, self.steps.process, self.shared_devices)
+
+    @cached_property
+    def serving(self) -> Serving:
+        """Which requests its threads work for."""
+        return Serving(self.timeline, self.host.threads, self.host.range_thread)
 
     @cached_property
     def _by_request(self) -> RowsBy:

@@ -13,13 +13,20 @@ from rca_llm import intervals
 from rca_llm.attribute import host
 from rca_llm.attribute.codes import WORK
 from rca_llm.attribute.computing import Computing
-from rca_llm.attribute.others import lasting_spans, processes, spared
+from rca_llm.attribute.others import by_thread, lasting_spans, processes
 from rca_llm.attribute.partition import Recording
 from rca_llm.attribute.parts import CODE, NO_PART
 from rca_llm.intervals import EMPTY, Pieces
 from rca_llm.table import Ints, Mask
 
 OTHER = CODE["scheduling.other"]
+
+
+def stepless(recording: Recording, id: str) -> bool:
+    """Whether no step tells of a request, on an engine without a GPU: its own threads do."""
+    rows, _ = recording.steps.of_request(recording.timeline.strings.find(id))
+    anybody = not recording.steps.known_batch.all()
+    return not (len(rows) or anybody or recording.on_gpu)
 
 
 def own_threads(
@@ -34,14 +41,10 @@ def own_threads(
     rows = lasting_spans(recording, strings.find(id))
     if not alone:
         rows = rows[ranges["kind"][rows] == strings.find(WORK)]
-    threads = recording.host.range_thread[rows]
-    found = recording.host.computing
-    theirs = found.take((found.request >= 0) & (found.request != strings.find(id)))
-    layers: list[Pieces] = []
-    for thread in intervals.distinct(threads).tolist():
-        mine = rows[threads == thread]
-        gaps = spared(theirs, thread, ranges["start"][mine], ranges["end"][mine])
-        layers.append(host.of_thread(recording.host, gaps, thread))
+    layers = [
+        host.of_thread(recording.host, gaps, thread, strings.find(id))
+        for thread, gaps in by_thread(recording, rows, strings.find(id))
+    ]
     if not layers or end <= start:
         return EMPTY
     told, _ = intervals.overlay(layers, start, end)
@@ -55,7 +58,12 @@ def own_computing(recording: Recording, id: str, start: int, end: int) -> Pieces
     if not len(mine.start) or end <= start:
         return EMPTY
     told, _ = intervals.overlay(mine.layers(), start, end)
-    return told.take(np.flatnonzero(told.label != NO_PART))
+    told = told.take(np.flatnonzero(told.label != NO_PART))
+    threads: list[int] = intervals.distinct(mine.thread).tolist()
+    held = [recording.serving.held_by_others(thread, code) for thread in threads]
+    if len(threads) > 1 or not len(held[0]):
+        return told
+    return intervals.within(told, intervals.complement(held[0].start, held[0].end, start, end))
 
 
 def instead(recording: Recording, id: str, rank: tuple[int, ...], start: int, end: int) -> Pieces:
@@ -78,9 +86,11 @@ def instead(recording: Recording, id: str, rank: tuple[int, ...], start: int, en
         unrelated = _only(found, ~inside, start, end)
         return Pieces(*unrelated, np.full(len(unrelated[0]), OTHER, np.int64))
     own = host.main_thread(records, nobody, touched)
-    gap = np.array([start], np.int64), np.array([end], np.int64)
     if own != host.NO_THREAD:
-        layers.insert(0, host.of_thread(records, gap, own))
+        code = recording.timeline.strings.find(id)
+        gap = np.array([start], np.int64), np.array([end], np.int64)
+        free = recording.serving.free(gap, own, code)
+        layers.insert(0, host.of_thread(records, free, own, code))
     told, _ = intervals.overlay(layers, start, end)
     return told.relabel(np.append(np.arange(len(CODE)), OTHER))
 

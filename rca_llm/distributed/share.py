@@ -11,6 +11,8 @@ import numpy as np
 from rca_llm import hints, intervals
 from rca_llm.align import Joined, redo
 from rca_llm.attribute import collectives as comm
+from rca_llm.attribute import touched
+from rca_llm.attribute.codes import WORK
 from rca_llm.attribute.collective_parts import Part, parts_of
 from rca_llm.attribute.collectives import Arrivals
 from rca_llm.attribute.device import Activity
@@ -25,7 +27,7 @@ from rca_llm.attribute.partition import (
     partition,
     prepare,
 )
-from rca_llm.attribute.requests import named_rows
+from rca_llm.attribute.requests import named_rows, requests_of
 from rca_llm.distributed.fold import fold
 from rca_llm.distributed.survey import recording, thinned
 from rca_llm.errors import RcaError
@@ -34,7 +36,7 @@ from rca_llm.quality import repair
 from rca_llm.report import whole
 from rca_llm.summary import contribution as contributions
 from rca_llm.summary.contribution import Contribution
-from rca_llm.table import Ints, Table, known
+from rca_llm.table import Ints, Mask, RowsBy, Table, known
 from rca_llm.trace import Clock, Finding, Header, Input, Origin, Timeline, Trace
 from rca_llm.whatif import Model
 
@@ -86,8 +88,10 @@ def share(order: Order) -> Share:
     members = [(prepared, _partition(prepared, number, order)) for number in _numbers(prepared)]
     contribution = contributions.contribution(prepared, members, windowed=order.windowed)
     rows = _hints(Job([prepared], members, []), contribution)
-    light = _light(prepared)
-    return Share(contribution, light, [_folded(*member, order.cuts) for member in members], rows)
+    light, by_threads = _light(prepared), bool(_stepless(prepared))
+    cuts = np.concatenate([order.cuts, _told(prepared)])
+    folded = [_folded(*member, cuts, whole=by_threads) for member in members]
+    return Share(contribution, light, folded, rows)
 
 
 def _numbers(prepared: Recording) -> range:
@@ -133,6 +137,26 @@ def _hints(job: Job, contribution: Contribution) -> list[dict[str, Any]]:
     return found
 
 
+def _stepless(prepared: Recording) -> list[str]:
+    """The requests that no step tells of, but their own threads: those need what threads did."""
+    ids = [request.id for request in requests_of(prepared.timeline)]
+    return [id for id in ids if touched.stepless(prepared, id)]
+
+
+def _told(prepared: Recording) -> Ints:
+    """When what requests' own spans and threads tell changes: folding keeps sums between these."""
+    ranges = prepared.timeline["ranges"]
+    found: list[Ints] = [_NOTHING]
+    for request in requests_of(prepared.timeline):
+        code = prepared.timeline.strings.find(request.id)
+        rows = prepared.spans_of_request(code)
+        if len(rows) and request.arrival is not None:
+            low, high = int(ranges["start"][rows].min()), int(ranges["end"][rows].max())
+            own = touched.own_threads(prepared, request.id, low, high)
+            found += [ranges["start"][rows], ranges["end"][rows], own.start, own.end]
+    return np.concatenate(found)
+
+
 def _light(prepared: Recording) -> Recording:
     """A recording without its device records and calls, and most of its ranges."""
     timeline = prepared.timeline
@@ -156,32 +180,60 @@ def _light(prepared: Recording) -> Recording:
         gpu_parts=_NOTHING,
         calls=_NOTHING,
         launched_by=_NOTHING,
-        host=_without_records(prepared.host),
+        host=_fewer_records(prepared, prepared.host.range_thread[named]),
     )
 
 
-def _without_records(host: HostRecords) -> HostRecords:
-    """What is known of threads as a whole."""
+def _fewer_records(prepared: Recording, range_thread: Ints) -> HostRecords:
+    """What is known of threads as a whole, and the records of those that requests are told by.
+
+    `range_thread` is for the ranges that are kept.
+    """
+    host = prepared.host
+    wanted = _telling_threads(prepared)
+    rows = np.flatnonzero(wanted[host.thread])
+    columns = {name: getattr(host, name)[rows] for name in _RECORD}
+    thread, start, end = host.running
+    seen = np.flatnonzero(wanted[thread])
     return replace(
         host,
+        **columns,
         api_thread=_NOTHING,
-        range_thread=_NOTHING,
+        range_thread=range_thread,
         state_thread=_NOTHING,
-        thread=_NOTHING,
-        start=_NOTHING,
-        end=_NOTHING,
-        part=_NOTHING,
-        running=(_NOTHING, _NOTHING, _NOTHING),
+        by_thread=RowsBy(columns["thread"]),
+        running=(thread[seen], start[seen], end[seen]),
     )
 
 
-def _folded(prepared: Recording, own: RankPartition, cuts: Ints) -> RankPartition:
-    """A partition without its activities, folded between the cuts and its own steps' edges."""
+_RECORD = ("thread", "start", "end", "part", "request")
+
+
+def _telling_threads(prepared: Recording) -> Mask:
+    """The threads whose records tell of requests: all without steps, else those given work."""
+    host, ranges = prepared.host, prepared.timeline["ranges"]
+    if _stepless(prepared):
+        return np.ones(len(host.threads), bool)
+    found = np.zeros(len(host.threads), bool)
+    work = (ranges["kind"] >= 0) & (ranges["kind"] == prepared.timeline.strings.find(WORK))
+    found[host.range_thread[work]] = True
+    return found
+
+
+def _folded(prepared: Recording, own: RankPartition, cuts: Ints, *, whole: bool) -> RankPartition:
+    """A partition without its activities, folded between the cuts and its own steps' edges.
+
+    Not folded (`whole`) where threads tell of requests: it matters then what was when.
+    """
     steps = prepared.steps.start[own.steps], own.step_end[own.steps]
     every = np.unique(np.concatenate([cuts, *steps]))
     activity = Activity(*(_NOTHING for _ in Activity.__dataclass_fields__))
     work = replace(own.work, of_call=_NOTHING, of_gpu=_NOTHING)
-    segments = fold(own.segments, every[known(every)])
+    segments = own.segments
+    if whole:
+        segments = replace(segments, activity=np.full(len(segments), -1, np.int64))
+    else:
+        segments = fold(segments, every[known(every)])
     # Folded segments lie elsewhere than the waits for neighbours that are in them.
     contended = intervals.EMPTY
     return replace(own, activity=activity, segments=segments, work=work, contended=contended)
