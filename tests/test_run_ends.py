@@ -72,8 +72,9 @@ with request("after"), span("forward", kind="compute"):
 
 
 def _request(summary: dict[str, Any], id: str) -> dict[str, Any]:
-    [row] = [row for row in summary["requests"] if row["id"] == id]
-    return row
+    found: dict[str, Any]
+    [found] = [row for row in summary["requests"] if row["id"] == id]
+    return found
 
 
 def _repaired(summary: dict[str, Any]) -> list[str]:
@@ -110,6 +111,22 @@ def test_a_killed_worker_computes_until_its_death(tmp_path: Path) -> None:
     assert found["parts"]["compute.cpu"] > 0.5 * (killed - began)
     assert f"until process {pid} ended" in "".join(_repaired(summary))
     assert "No phase is marked" not in "".join(details(summary))
+
+
+def test_the_headline_names_those_that_lasted_longest(tmp_path: Path) -> None:
+    done = trace_code(
+        tmp_path,
+        "import os, time\nfrom rca_llm import request\n"
+        "scopes = [request(f'r\\x1b{number}') for number in range(5)]\n"
+        "for scope in scopes:\n    scope.__enter__()\n    time.sleep(0.1)\n"
+        "os.kill(os.getpid(), 9)\n",
+    )
+    told = headline(load(done.run.path).attribute().summary)
+    [_, names] = told.split("5 requests had not finished when their recording ended: ")
+    assert [name.split(" ")[0] for name in names.split(", ")[:3]] == [
+        f"r\u27e8U+001B\u27e9{number}" for number in range(3)
+    ]
+    assert names.endswith(", 2 more.")
 
 
 def test_a_span_ends_where_its_process_becomes_another_program(tmp_path: Path) -> None:
