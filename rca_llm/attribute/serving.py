@@ -39,7 +39,9 @@ class Serving:
         self._transfers = np.flatnonzero(strings.lookup({"kv_transfer": 1})[kinds] == 1)
         self._awaited = strings.lookup(dict.fromkeys(_AWAITED, 1))[kinds] == 1
         self._always = strings.lookup(dict.fromkeys(_HELD, 1))[kinds] == 1
-        self._by_thread = RowsBy(np.where(ranges["thread"] == UNKNOWN, -1, thread)[rows])
+        # Spans of coroutines are on no thread, which no other request can wait for either.
+        self._awaited |= ranges["thread"][rows] == UNKNOWN
+        self._by_thread = RowsBy(thread[rows])
         self._entered = _entered(timeline, threads)
         self._held: dict[int, Pieces] = {}
 
