@@ -42,7 +42,7 @@ PARTS: Mapping[str, str] = {
     "io.network": "network",
     "io.page_fault": "major page faults",
     "io.log": "writing logs",
-    "scheduling.queue": "waiting to be admitted, or for a device that another process has",
+    "scheduling.queue": "waiting for admission or a shared device",
     "scheduling.host": "host code between pieces of model work",
     "scheduling.launch": "launching kernels one by one",
     "scheduling.sync": "the host waiting in a synchronisation, the device idle",
