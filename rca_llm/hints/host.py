@@ -452,7 +452,9 @@ class _OfText:
 
 
 def _of_text(case: Case, charge: Charge, *, before: bool) -> _OfText:
-    """What a charge in one part is judged against: where most of it lies."""
+    """What a charge in one part is judged against: where most of it lies; requests alone are."""
+    if not charge.requests:
+        return _OfText(0, 0, one_side=False)
     ns = total = 0
     for id in charge.requests:
         row = case.request_rows[id]
