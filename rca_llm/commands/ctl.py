@@ -79,8 +79,7 @@ def _state(run: Run) -> str:
     state = str(manifest.get("state", "unknown"))
     if state == FINISHED:
         alive = _alive(run, manifest)
-        still = "" if run.is_open() else ", paused"
-        return f"{state}, but {_processes(alive)} of it not{still}" if alive else state
+        return f"{state}, but {_processes(alive)} of it not{_paused(run)}" if alive else state
     if state != RUNNING:
         return state
     if launcher_lives(manifest) is not False:
@@ -88,8 +87,13 @@ def _state(run: Run) -> str:
     alive = _alive(run, manifest)
     if not alive:
         return _UNFINISHED
-    paused = "" if run.is_open() else ", paused"
-    return f"not finished: its launcher is gone, {_processes(alive)} of it not{paused}"
+    return f"not finished: its launcher is gone, {_processes(alive)} of it not{_paused(run)}"
+
+
+def _paused(run: Run) -> str:
+    """That recording is switched off; what was copied without its control file is not recorded."""
+    there = run.control.exists()
+    return ", paused" if there and not run.is_open() else ""
 
 
 def _alive(run: Run, manifest: Mapping[str, Any]) -> int:
