@@ -9,12 +9,13 @@ from functools import cache
 
 import numpy as np
 
-from rca_llm import hardware, intervals, tsv
+from rca_llm import intervals, tsv
 from rca_llm.attribute.collective_parts import Part
 from rca_llm.attribute.collectives import Collective, summary_row
 from rca_llm.attribute.parts import CODE, PARTS
 from rca_llm.hints.case import Case, Spans
 from rca_llm.hints.gates import end_skew
+from rca_llm.hints.links import agreed
 from rca_llm.hints.model import Charge, Hint, Stage, rule
 from rca_llm.hints.wording import percent, plural, rate, size, time
 from rca_llm.summary.stats import percentile
@@ -456,13 +457,7 @@ def transport_fallback(case: Case) -> Hint | None:
 
 def _link(case: Case) -> float | None:
     """The rate between the devices at hand, one direction; None where unknown or different."""
-    found = {
-        peak.link_bytes_s if peak else None
-        for recording in case.job.recordings
-        for device in recording.timeline.devices
-        for peak in [hardware.peak(device.name, device.limits)]
-    }
-    return next(iter(found)) if len(found) == 1 else None
+    return agreed(case, lambda peak: peak.link_bytes_s)
 
 
 @rule(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from rca_llm import hardware
+from rca_llm.hardware import Peak
 from rca_llm.hints.case import Case
 from rca_llm.hints.moved import HostCopies, host_copies
 from rca_llm.table import known
@@ -55,8 +57,13 @@ class Reachable:
 
 def pcie(case: Case) -> float | None:
     """The PCIe rate of the devices at hand, one direction; None where unknown or different."""
+    return agreed(case, lambda peak: peak.pcie_bytes_s)
+
+
+def agreed(case: Case, figure: Callable[[Peak], float | None]) -> float | None:
+    """What the peak table says of the devices at hand; None where unknown or different."""
     found = {
-        peak.pcie_bytes_s if peak else None
+        figure(peak) if peak else None
         for recording in case.job.recordings
         for device in recording.timeline.devices
         for peak in [hardware.peak(device.name, device.limits)]

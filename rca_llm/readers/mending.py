@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rca_llm.table import UNKNOWN, Mask, Table, known
+from rca_llm.table import UNKNOWN, Ints, Mask, Table, known
 from rca_llm.trace import Timeline
 
 _SPANS = ("api", "ranges", "steps", "states", "collectives")
@@ -75,14 +75,19 @@ def _close(timeline: Timeline, name: str) -> None:
     for process in np.unique(table["process"][rows]).tolist():
         own = rows[table["process"][rows] == process]
         end[own] = np.maximum(_last(timeline, process), table["start"][own])
-    table = table.with_columns(end=end)
-    if "open" in table.schema:
-        opened = np.zeros(len(end), np.int32)
-        opened[rows] = 1
-        table = table.with_columns(open=opened)
-    timeline.tables[name] = table
+    timeline.tables[name] = with_ends(table, rows, end)
     detail = "never closed; taken to end with the last record of their process"
     timeline.note("repaired", len(rows), name, detail)
+
+
+def with_ends(table: Table, rows: Ints, end: Ints) -> Table:
+    """A table with other ends, and its `rows` marked as never closed where it has such a column."""
+    table = table.with_columns(end=end)
+    if "open" not in table.schema:
+        return table
+    opened = np.zeros(len(end), np.int32)
+    opened[rows] = 1
+    return table.with_columns(open=opened)
 
 
 def _last(timeline: Timeline, process: int) -> int:

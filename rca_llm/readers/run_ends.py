@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rca_llm.probes import format as layout
+from rca_llm.readers.mending import with_ends
 from rca_llm.readers.segments import Segment, pauses
 from rca_llm.table import known
 from rca_llm.trace import Timeline
@@ -75,12 +76,7 @@ class Ends:
                 told[process, found] += 1
         if not told:
             return
-        table = table.with_columns(end=end)
-        if "open" in table.schema:
-            opened = np.zeros(len(end), np.int32)
-            opened[rows] = 1
-            table = table.with_columns(open=opened)
-        timeline.tables[name] = table
+        timeline.tables[name] = with_ends(table, rows, end)
         self._note(timeline, name, told)
 
     def _note(self, timeline: Timeline, name: str, told: Counter[tuple[int, End]]) -> None:

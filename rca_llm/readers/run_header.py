@@ -25,7 +25,7 @@ _GAPS = {
 
 def describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, Any]) -> None:
     """Fill in the header of a run's timeline, and its tables of processes and threads."""
-    header, gaps = timeline.header, device_gaps(segments)
+    header, paused, gaps = timeline.header, pauses(segments), device_gaps(segments)
     timeline.header = Header(
         utc=False,
         anchors=_anchors(segments, manifest),
@@ -38,7 +38,7 @@ def describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, An
         extra={
             **header.extra,
             **{key: manifest.get(key) for key in _TOLD},
-            PAUSES: [*pauses(segments), *((start, end) for start, end, _ in gaps)],
+            PAUSES: [*paused, *((start, end) for start, end, _ in gaps)],
             "probes": _probes(segments),
             SETTINGS: _settings(segments),
             "neighbours": {str(pid): text for pid, _, text in _told(segments, "neighbour")},
@@ -49,7 +49,7 @@ def describe(timeline: Timeline, segments: list[Segment], manifest: dict[str, An
     processes = _processes(timeline, segments, traced)
     timeline.add("processes", _with_life(processes, segments, manifest))
     timeline.add("threads", _thread_names(timeline, segments, traced))
-    timeline.note("dropped_records", len(pauses(segments)), "run", SWITCHED_OFF)
+    timeline.note("dropped_records", len(paused), "run", SWITCHED_OFF)
     for why in sorted({why for _, _, why in gaps}):
         count = sum(why == other for _, _, other in gaps)
         timeline.note("dropped_records", count, "run", _GAPS.get(why, _OTHER_GAP))
